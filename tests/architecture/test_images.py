@@ -141,7 +141,7 @@ def test_image_starts_its_program_and_prints_help_without_heavy_imports(name, im
     assert {name.partition(".")[0] for name in loaded}.isdisjoint(HEAVY)
 
 
-def draws_pages(name: str) -> bool:
+def renders_pages(name: str) -> bool:
     """Return whether the image contains code outside of `evergreen` that renders pages."""
     sources = {source for origin, source, _ in stages(name)[-1].copies() if not origin} - {
         "evergreen"
@@ -150,7 +150,7 @@ def draws_pages(name: str) -> bool:
     return any("from evergreen.reports" in path.read_text() for path in files)
 
 
-DRAWN = [name for name in IMAGES if draws_pages(name)]
+DRAWN = [name for name in IMAGES if renders_pages(name)]
 """Images whose programs render pages."""
 
 

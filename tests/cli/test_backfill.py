@@ -226,11 +226,11 @@ def test_two_concurrent_back_fills_are_both_written(lake, tmp_path, table, monke
     together = Barrier(2)
     rows_of = backfill_module._day_rows
 
-    def meeting(*arguments, **more):
+    def rows_then_wait(*arguments, **more):
         yield from rows_of(*arguments, **more)
         together.wait(60)
 
-    monkeypatch.setattr(backfill_module, "_day_rows", meeting)
+    monkeypatch.setattr(backfill_module, "_day_rows", rows_then_wait)
     with ThreadPoolExecutor(2) as pool:
         versions = [
             done.version

@@ -57,7 +57,7 @@ def bakes(deployment):
     return make
 
 
-def say(settings, state, *, version=2, reason="said by a test"):
+def write_state(settings, state, *, version=2, reason="said by a test"):
     found = Findings(
         version=version, state=state, reason=reason, found_at="2026-01-01T00:00:00+00:00", rows=9
     )
@@ -78,20 +78,20 @@ def test_good_version_is_baked_once_after_its_time_and_its_rows(deployment, bake
     assert bakes().step({}).action == NONE, "the first version has nothing before it"
     deployment.release(2)
     assert bakes(later=61).step({}).action == STILL, "the monitor has said nothing"
-    say(deployment.settings, BAKES)
+    write_state(deployment.settings, BAKES)
     assert bakes(later=61).step({}).action == STILL
-    say(deployment.settings, WELL)
+    write_state(deployment.settings, WELL)
     assert bakes(later=59).step({}).action == STILL
     assert [bakes(later=61).step({}).action for _ in range(2)] == [BAKED, NONE]
     assert journal_actions(deployment.settings) == [(RELEASE, 1), (RELEASE, 2), (BAKED, 2)]
-    say(deployment.settings, BAD)
+    write_state(deployment.settings, BAD)
     assert bakes(later=62).step({}).action == NONE, "it is baked"
 
 
 def test_monitors_finding_rolls_back_and_blocks_model_until_override(deployment, bakes):
     store = deployment.settings.store
     deployment.release(1), deployment.release(2)
-    say(deployment.settings, BAD, reason="evidence 503 of 500 of an AUC below 0.738")
+    write_state(deployment.settings, BAD, reason="evidence 503 of 500 of an AUC below 0.738")
     # A controller that was stopped for a while still reacts to earlier events. A second controller
     # has nothing left to do.
     assert [bakes(later=9_999).step({}).action for _ in range(2)] == [ROLLED_BACK, NONE]
@@ -139,7 +139,7 @@ def test_rows_without_score_that_no_server_counted_take_nothing_back(
 
 def test_failing_rollback_is_retried_less_and_less_often(deployment, bakes, monkeypatch):
     deployment.release(1), deployment.release(2)
-    say(deployment.settings, BAD)
+    write_state(deployment.settings, BAD)
     monkeypatch.setattr(
         "controller.baking.rollback", tried := Mock(side_effect=TemporaryError("too large"))
     )

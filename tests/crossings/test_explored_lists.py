@@ -28,14 +28,14 @@ class LiveModel:
         return Scored((0.5 / (1 + np.nan_to_num(dense[:, 0]))).astype(np.float32), 1)
 
 
-def _talk(url, rows, clock):
+def _send_lists(url, rows, clock):
     """Send requests with four rows, each of which is ranked as a list.
 
     Users see lower positions less often, and click rows whose label is 1.
     """
     chance, requested = random.Random(5), []
 
-    async def talk():
+    async def send_all():
         timing = Timing(clock=clock, chance=chance.random)
         async with RecommenderClient(
             LiveModel(), recommender=CRITEO_RECOMMENDER, log=url, timing=timing
@@ -54,7 +54,7 @@ def _talk(url, rows, clock):
                     client.report(Outcome(request_id=ranking.request_id, row=position))
                 requested.append((ranking, clicks))
 
-    asyncio.run(talk())
+    asyncio.run(send_all())
     return requested
 
 
@@ -67,7 +67,7 @@ def evaluated(tmp_path, criteo_table, chain_of):
         attribution_window_seconds=10.0,
         archive_roll_rows=500,
     )
-    requested = _talk(bench.url, criteo_table(LISTS * POSITIONS, seed=3), bench.clock)
+    requested = _send_lists(bench.url, criteo_table(LISTS * POSITIONS, seed=3), bench.clock)
     bench.start()
     bench.turn(12, 10.0)
     bench.monitor.stop()

@@ -18,7 +18,7 @@ from tests.crossings.conftest import Chain
 from tests.support.lakes import table_in
 
 
-def learn(chain, run, *, turn=Chain.turn, **rules):
+def run_round(chain, run, *, turn=Chain.turn, **rules):
     """Run one round of the pipeline with `rules` for validation.
 
     Returns:
@@ -72,7 +72,7 @@ def test_later_steps_train_on_remaining_rows_and_run_without_rule_on_all(chain, 
     assert evergreen("data", "schema", *accept).returncode == 0
 
     actions = {"domain": "quarantine", "quarantined_share": "warn"}
-    raw, valid, encoded, model = learn(own, "round-3", actions=actions)
+    raw, valid, encoded, model = run_round(own, "round-3", actions=actions)
     before, is_unexpected = column(raw.train_uri, "request_id"), column(raw.train_uri, "I2") > bound
     num_unexpected = int(is_unexpected.sum())
     assert 0 < num_unexpected < len(before)
@@ -93,7 +93,7 @@ def test_later_steps_train_on_remaining_rows_and_run_without_rule_on_all(chain, 
         simulator, str(own.root / "lake"), rows=2000, days=1, last_day=date(2026, 1, 7), seed=12
     )
     again = partial(Chain.turn_to_training, parent=model.parent_model_id)
-    raw, valid, encoded, model = learn(own, "round-4", turn=again)
+    raw, valid, encoded, model = run_round(own, "round-4", turn=again)
     trained = column(valid.train_uri, "request_id")
     assert trained[np.isin(trained, before)].tolist() == before.tolist()
     assert encoded.num_train_rows == raw.num_train_rows

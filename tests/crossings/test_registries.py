@@ -58,7 +58,7 @@ def by_key(pairs):
 
 
 @pytest.fixture(scope="module")
-def story(chain, tmp_path_factory):
+def exported(chain, tmp_path_factory):
     """A registry that is exported repeatedly. After each export, both targets are read."""
     folder = tmp_path_factory.mktemp("registries")
     store, kubeflow = chain.copied_to(folder / "chain").root / "store", ModelRegistry()
@@ -113,27 +113,29 @@ def story(chain, tmp_path_factory):
     kubeflow.close()
 
 
-def test_unavailable_registry_is_reported_and_other_registry_is_filled(story):
-    assert story.away.code == 3
-    (line,) = (line for line in story.away.output.splitlines() if "evergreen.export" in line)
+def test_unavailable_registry_is_reported_and_other_registry_is_filled(exported):
+    assert exported.away.code == 3
+    (line,) = (line for line in exported.away.output.splitlines() if "evergreen.export" in line)
     assert "MLflow: " in line
-    assert "Traceback" not in story.away.output
-    assert [each["name"] for each in story.away.kubeflow["model_versions"]] == ["1", "2"]
+    assert "Traceback" not in exported.away.output
+    assert [each["name"] for each in exported.away.kubeflow["model_versions"]] == ["1", "2"]
 
 
-def test_registry_without_api_v1_is_named(story):
-    (line,) = (line for line in story.old.output.splitlines() if "evergreen.export" in line)
-    assert story.old.code == 3
-    assert f"{story.kubeflow.url} answers 404 to the API v1, expected a Kubeflow Hub with" in line
-    assert story.old.kubeflow == story.back.kubeflow
+def test_registry_without_api_v1_is_named(exported):
+    (line,) = (line for line in exported.old.output.splitlines() if "evergreen.export" in line)
+    assert exported.old.code == 3
+    assert (
+        f"{exported.kubeflow.url} answers 404 to the API v1, expected a Kubeflow Hub with" in line
+    )
+    assert exported.old.kubeflow == exported.back.kubeflow
 
 
-def test_every_evaluated_round_is_exported_once_as_run_with_its_verdict(chain, story):
-    runs = {by_key(run["data"]["tags"])["model_id"]: run for run in story.first.mlflow.runs}
-    assert len(story.first.mlflow.runs) == 2
+def test_every_evaluated_round_is_exported_once_as_run_with_its_verdict(chain, exported):
+    runs = {by_key(run["data"]["tags"])["model_id"]: run for run in exported.first.mlflow.runs}
+    assert len(exported.first.mlflow.runs) == 2
     assert runs.keys() == {this.training.model_id for this in chain.rounds}
     for model, run in runs.items():
-        verdict = Verdict.read(verdict_paths(story.store, model)[0])
+        verdict = Verdict.read(verdict_paths(exported.store, model)[0])
         metrics, parameters = by_key(run["data"]["metrics"]), by_key(run["data"]["params"])
         for name, value in asdict(verdict.candidate).items():
             assert metrics.get(name) == pytest.approx(value), name
@@ -144,16 +146,16 @@ def test_every_evaluated_round_is_exported_once_as_run_with_its_verdict(chain, s
             "[16, 8]",
         )
         assert by_key(run["data"]["tags"])["verdict"] == verdict.decision
-        (card,) = story.artifacts.rglob(f"{run['info']['run_id']}/artifacts/card.html")
+        (card,) = exported.artifacts.rglob(f"{run['info']['run_id']}/artifacts/card.html")
         assert f"Model card: {model}" in card.read_text()
 
 
-def test_every_version_has_its_graph_and_tensors_of_graph_as_signature(story):
-    assert sorted(number for number, _ in story.first.mlflow.versions) == [1, 2]
-    for number, version in story.first.mlflow.versions:
-        stored = graph_folder(story.store, number)
+def test_every_version_has_its_graph_and_tensors_of_graph_as_signature(exported):
+    assert sorted(number for number, _ in exported.first.mlflow.versions) == [1, 2]
+    for number, version in exported.first.mlflow.versions:
+        stored = graph_folder(exported.store, number)
         model_id = version["source"].removeprefix("models:/")
-        (folder,) = story.artifacts.rglob(f"{model_id}/artifacts")
+        (folder,) = exported.artifacts.rglob(f"{model_id}/artifacts")
         for name in ("model.onnx", "model.data"):
             assert (folder / name).read_bytes() == (stored / name).read_bytes()
         described = yaml.safe_load((folder / "MLmodel").read_text())
@@ -172,8 +174,8 @@ def test_every_version_has_its_graph_and_tensors_of_graph_as_signature(story):
                 ]
 
 
-def test_aliases_change_only_with_release_canary_and_rollback(story):
-    stages = [story.first, story.canary, story.back]
+def test_aliases_change_only_with_release_canary_and_rollback(exported):
+    stages = [exported.first, exported.canary, exported.back]
     assert [stage.code for stage in stages] == [0, 0, 0], [stage.output for stage in stages]
     aliases = [{"champion": 2}, {"champion": 2, "candidate": 1}, {"champion": 1}]
     assert [stage.mlflow.aliases for stage in stages] == aliases
@@ -181,24 +183,24 @@ def test_aliases_change_only_with_release_canary_and_rollback(story):
         properties = stage.kubeflow["registered_models"][0]["customProperties"]
         for name in ("champion", "candidate"):
             assert properties[name]["string_value"] == str(expected.get(name, ""))
-        assert stage.mlflow.runs == story.first.mlflow.runs
+        assert stage.mlflow.runs == exported.first.mlflow.runs
         assert len(stage.mlflow.versions) == len(stage.kubeflow["model_versions"]) == 2
 
 
-def test_model_registry_has_each_versions_graph_and_numbers_by_its_api(story):
-    assert story.kubeflow.faults == []
-    held = story.back.kubeflow
+def test_model_registry_has_each_versions_graph_and_numbers_by_its_api(exported):
+    assert exported.kubeflow.faults == []
+    held = exported.back.kubeflow
     uris = {each["id"]: each["uri"] for each in held["artifacts"]}
     for version in held["model_versions"]:
         (uri,) = (
             uris[artifact]
-            for artifact, of in story.kubeflow.version_of.items()
+            for artifact, of in exported.kubeflow.version_of.items()
             if of == version["id"]
         )
-        assert uri == (graph_folder(story.store, int(version["name"])) / "model.onnx").as_uri()
+        assert uri == (graph_folder(exported.store, int(version["name"])) / "model.onnx").as_uri()
         properties = version["customProperties"]
         verdict = Verdict.read(
-            verdict_paths(story.store, properties["model_id"]["string_value"])[0]
+            verdict_paths(exported.store, properties["model_id"]["string_value"])[0]
         )
         assert properties["auc"]["double_value"] == verdict.candidate.auc
         assert (properties["verdict"]["string_value"], version["description"]) == (

@@ -136,7 +136,7 @@ def window(version, auc, *, rows=8000, width=0.02):
 CLEAR = [window(1, 0.78), window(2, 0.77)]
 
 
-def doubts(summary=GOOD, timeline=CLEAR):
+def uncertain_results(summary=GOOD, timeline=CLEAR):
     plan = plan_for_simulator(DemoSettings(folder=Path("demo"), rows=60_000))
     observed = Observations(
         folders=LocalFolders(root=Path("demo")),
@@ -187,7 +187,7 @@ def doubts(summary=GOOD, timeline=CLEAR):
     ],
 )
 def test_each_doubt_is_one_sentence_with_its_numbers(path, value, timeline, words):
-    (sentence,) = doubts(changed(path, value), timeline)
+    (sentence,) = uncertain_results(changed(path, value), timeline)
     assert words in sentence
 
 

@@ -32,7 +32,7 @@ MODELS = {"click_model": True, "click_model_canary": False}
 quantiles."""
 
 
-class Asking(Prometheus):
+class QueryClient(Prometheus):
     """Client of Prometheus' query API."""
 
     def numbers(self, query: str) -> list[float]:
@@ -91,7 +91,7 @@ def prometheus(tmp_path_factory):
             "monitor-1": monitor(stack, released),
             "stated": f"{stack.enter_context(closing(Page(NOT_HERE))).url}/metrics",
         }
-        started = stack.enter_context(Asking(folder / "prometheus", pods))
+        started = stack.enter_context(QueryClient(folder / "prometheus", pods))
         sent = 0
 
         def is_scraped() -> bool:

@@ -149,11 +149,11 @@ def test_port_taken_between_choice_and_start_leads_to_other_ports(tmp_path, monk
         other.listen()
         port = other.getsockname()[1]
 
-        def unlucky_once():
+        def taken_port_once():
             num_choices.append(1)
             return choose()._replace(**{service: port}) if len(num_choices) == 1 else choose()
 
-        monkeypatch.setattr(module, "_free_ports", unlucky_once)
+        monkeypatch.setattr(module, "_free_ports", taken_port_once)
         with TritonServer(tmp_path / "repository", log=tmp_path / "triton.log") as server:
             assert port not in server._listening
             assert is_ready(server)

@@ -57,10 +57,10 @@ def triton(tmp_path_factory):
         yield server
 
 
-def converse(server, conversation, **settings):
+def run_client(server, use_client, **settings):
     async def run():
         async with ScoringClient(server.grpc_url, MODEL_NAME, ClientSettings(**settings)) as client:
-            return await conversation(client)
+            return await use_client(client)
 
     return asyncio.run(run())
 
@@ -80,7 +80,7 @@ def test_expired_and_cancelled_callers_leave_server_and_its_calls_running(triton
             expired += sum(isinstance(outcome, DeadlineExpired) for outcome in outcomes)
         return expired
 
-    assert converse(triton, talk, max_in_flight=8, max_attempts=1) > 0
-    answer = converse(triton, lambda client: client.score(*rows_taking(0.0, 5)))
+    assert run_client(triton, talk, max_in_flight=8, max_attempts=1) > 0
+    answer = run_client(triton, lambda client: client.score(*rows_taking(0.0, 5)))
     np.testing.assert_array_equal(answer.scores, np.linspace(0, 1, 5, dtype=np.float32))
     assert (triton.pid, triton.alive()) == (pid, True)

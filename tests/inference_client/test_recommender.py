@@ -643,12 +643,14 @@ def test_record_is_logged_whatever_its_shadow_does(score_rows, make_rows, log, r
         async def _shadow_of(self, scores):
             raise RuntimeError("a defect") if len(self.calls) == 1 else ValueError("no number")
 
-    class Wild(OwnScorer):
+    class WrongShadowScorer(OwnScorer):
         async def _shadow_of(self, scores):
             return Scored(scores + 7, 4)
 
     async def talk():
-        for number, scorer in enumerate((Broken(score_rows, shadow=1), Wild(score_rows, shadow=1))):
+        for number, scorer in enumerate(
+            (Broken(score_rows, shadow=1), WrongShadowScorer(score_rows, shadow=1))
+        ):
             async with connect(scorer, log=f"sqlite:///{log}") as client:
                 await client.score(rows, request_id=f"r{number}")
                 assert client.report(Outcome(request_id=f"r{number}"))

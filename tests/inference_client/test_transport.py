@@ -33,12 +33,12 @@ def stuck(server):
     server.release(server.scoring.wait)
 
 
-def converse(server, conversation, url=None, **settings):
+def run_client(server, use_client, url=None, **settings):
     async def run():
         async with ScoringClient(
             url or server.url, MODEL_NAME, ClientSettings(**settings), timing=Timing(jitter=float)
         ) as client:
-            return await conversation(client)
+            return await use_client(client)
 
     return asyncio.run(run())
 
@@ -62,7 +62,7 @@ def test_expired_deadline_is_not_on_wire_and_frees_its_slot(stuck, make_rows, sc
         await until(lambda: not client.transport.num_calls)
         return await client.score(*rows, deadline_seconds=20)
 
-    answer = converse(stuck, talk, deadline_seconds=0.2, max_in_flight=1)
+    answer = run_client(stuck, talk, deadline_seconds=0.2, max_in_flight=1)
     np.testing.assert_array_equal(answer.scores, score_rows(*rows))
     assert stuck.scoring.cancelled == 0
     assert stuck.scoring.wire_seconds[0] > 250
@@ -79,7 +79,7 @@ def test_cancelled_caller_leaves_call_alone(stuck, make_rows):
         stuck.release(stuck.scoring.wait)
         await until(lambda: not stuck.scoring.in_flight)
 
-    converse(stuck, talk)
+    run_client(stuck, talk)
     assert stuck.scoring.cancelled == 0
 
 
@@ -97,7 +97,7 @@ def test_full_partition_is_reported_at_once_and_accepts_callers_when_it_moves(
         answers = await asyncio.gather(*callers)
         return [*answers, await client.score(*rows)]
 
-    answers = converse(stuck, talk, max_in_flight=1, max_waiting=2)
+    answers = run_client(stuck, talk, max_in_flight=1, max_waiting=2)
     assert len(answers) == 4
     assert stuck.scoring.most_in_flight == 1
     for answer in answers:
@@ -125,7 +125,7 @@ def test_closing_does_not_wait_for_ever(stuck, make_rows):
         with pytest.raises(DeadlineExpired):
             await client.score(*make_rows(1))
 
-    converse(stuck, talk, deadline_seconds=0.5, close_seconds=0.1)
+    run_client(stuck, talk, deadline_seconds=0.5, close_seconds=0.1)
 
 
 def test_deadline_bounds_all_attempts_and_waits_together(server, make_rows):
@@ -164,7 +164,7 @@ def test_model_that_answered_and_is_absent_is_requested_again(server, make_rows,
         return await client.score(*rows)
 
     np.testing.assert_array_equal(
-        converse(server, talk, first_backoff_seconds=0.01).scores, score_rows(*rows)
+        run_client(server, talk, first_backoff_seconds=0.01).scores, score_rows(*rows)
     )
 
 
@@ -172,7 +172,7 @@ def test_message_over_limit_of_server_is_not_retried(server, make_rows):
     text = "Received message larger than max (300000 vs. 1000)"
     server.scoring.always = (grpc.StatusCode.RESOURCE_EXHAUSTED, text)
     with raises(BadRequest, "message of this size"):
-        converse(server, lambda client: client.score(*make_rows(1)))
+        run_client(server, lambda client: client.score(*make_rows(1)))
 
 
 @pytest.fixture
@@ -210,7 +210,7 @@ def test_requests_go_to_every_replica_in_turn_and_dead_replica_fails_none(
             assert time.monotonic() < end, "the recovered replica got no request for 20 s"
             await client.score(*rows)
 
-    converse(None, talk, url=f"ipv4:127.0.0.1:{first.port},127.0.0.1:{second.port}")
+    run_client(None, talk, url=f"ipv4:127.0.0.1:{first.port},127.0.0.1:{second.port}")
 
 
 class Unreliable:
@@ -312,7 +312,7 @@ def test_replica_that_accepts_and_never_answers_fails_no_request(
         return await send_all(client, rows, callers=20, requests=30)
 
     try:
-        answers = converse(
+        answers = run_client(
             None, talk, url=f"ipv4:127.0.0.1:{well.port},127.0.0.1:{port}", close_seconds=0.1
         )
     finally:
@@ -338,7 +338,7 @@ def test_half_open_connection_is_replaced_and_fails_no_request(
             answers += await send_all(client, rows, callers=20, requests=5)
         return answers
 
-    answers = converse(None, talk, url=f"127.0.0.1:{between.port}", close_seconds=0.1)
+    answers = run_client(None, talk, url=f"127.0.0.1:{between.port}", close_seconds=0.1)
     assert len(answers) == 220
     for answer in answers:
         np.testing.assert_array_equal(answer.scores, score_rows(*rows))
@@ -368,7 +368,7 @@ def test_replica_that_answers_again_gets_its_share_again(replicas, make_rows, qu
             for _ in range(20):
                 await client.score(*rows)
 
-    converse(None, talk, url=f"ipv4:127.0.0.1:{first.port},127.0.0.1:{second.port}")
+    run_client(None, talk, url=f"ipv4:127.0.0.1:{first.port},127.0.0.1:{second.port}")
 
 
 def test_server_that_hangs_alone_answers_its_calls_after_it_resumes(
@@ -382,7 +382,7 @@ def test_server_that_hangs_alone_answers_its_calls_after_it_resumes(
         stuck.release(stuck.scoring.wait)
         return await asyncio.gather(*callers)
 
-    for answer in converse(stuck, talk):
+    for answer in run_client(stuck, talk):
         np.testing.assert_array_equal(answer.scores, score_rows(*rows))
     assert stuck.scoring.cancelled == 0
     assert len(stuck.scoring.requests) <= 16 + 8
@@ -416,7 +416,9 @@ def test_addresses_that_name_gains_and_loses_are_followed(replicas, make_rows, m
         known[0] = OSError("no such name")
         assert await send_until(client, second, first) <= [5]
 
-    converse(None, talk, url="dns:///triton:8001")
+    run_client(None, talk, url="dns:///triton:8001")
     known[0] = OSError("no such name")
     with raises(ServerUnavailable, "dns:///triton:8001", "unavailable", "no such name"):
-        converse(None, lambda client: client.score(*rows), url="dns:///triton:8001", max_attempts=2)
+        run_client(
+            None, lambda client: client.score(*rows), url="dns:///triton:8001", max_attempts=2
+        )

@@ -17,7 +17,7 @@ TCP, UDP = "TCP", "UDP"
 
 
 @dataclass(frozen=True)
-class End:
+class Endpoint:
     """One end of a connection: a pod or an external address."""
 
     address: str
@@ -30,18 +30,24 @@ class End:
 
 
 def allowed(
-    policies: list[Manifest], source: End, destination: End, port: int, protocol: str = TCP
+    policies: list[Manifest],
+    source: Endpoint,
+    destination: Endpoint,
+    port: int,
+    protocol: str = TCP,
 ) -> bool:
     """Return whether `source` may open a connection to `port` of `destination`."""
-    out = _lets(policies, source, destination, destination, port, protocol, "Egress")
-    return out and _lets(policies, destination, source, destination, port, protocol, "Ingress")
+    out = _is_allowed(policies, source, destination, destination, port, protocol, "Egress")
+    return out and _is_allowed(
+        policies, destination, source, destination, port, protocol, "Ingress"
+    )
 
 
-def _lets(
+def _is_allowed(
     policies: list[Manifest],
-    pod: End,
-    peer: End,
-    destination: End,
+    pod: Endpoint,
+    peer: Endpoint,
+    destination: Endpoint,
     port: int,
     protocol: str,
     direction: str,
@@ -65,7 +71,7 @@ def _lets(
     )
 
 
-def _isolates(policy: Manifest, pod: End, direction: str) -> bool:
+def _isolates(policy: Manifest, pod: Endpoint, direction: str) -> bool:
     spec = policy["spec"]
     # A policy without the field `policyTypes` has the type Ingress, and also Egress if it has
     # egress rules.
@@ -73,11 +79,11 @@ def _isolates(policy: Manifest, pod: End, direction: str) -> bool:
     return direction in types and matches(spec["podSelector"] or {}, pod.labels)
 
 
-def _is_peer(peers: list[Manifest] | None, end: End, namespace: str) -> bool:
+def _is_peer(peers: list[Manifest] | None, end: Endpoint, namespace: str) -> bool:
     return not peers or any(_is_one(peer, end, namespace) for peer in peers)
 
 
-def _is_one(peer: Manifest, end: End, namespace: str) -> bool:
+def _is_one(peer: Manifest, end: Endpoint, namespace: str) -> bool:
     if block := peer.get("ipBlock"):
         address = ipaddress.ip_address(end.address)
         inside = address in ipaddress.ip_network(block["cidr"])
@@ -93,11 +99,11 @@ def _is_one(peer: Manifest, end: End, namespace: str) -> bool:
     return in_namespace and matches(peer.get("podSelector") or {}, end.labels)
 
 
-def _is_port(ports: list[Manifest] | None, destination: End, port: int, protocol: str) -> bool:
+def _is_port(ports: list[Manifest] | None, destination: Endpoint, port: int, protocol: str) -> bool:
     return not ports or any(_is_one_port(each, destination, port, protocol) for each in ports)
 
 
-def _is_one_port(entry: Manifest, destination: End, port: int, protocol: str) -> bool:
+def _is_one_port(entry: Manifest, destination: Endpoint, port: int, protocol: str) -> bool:
     if entry.get("protocol", TCP) != protocol:
         return False
     first: Any = entry.get("port")

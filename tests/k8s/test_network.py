@@ -12,33 +12,35 @@ from typing import NamedTuple
 import pytest
 
 from testing.paths import REPOSITORY
-from tests.k8s.network import TCP, UDP, End, allowed
+from tests.k8s.network import TCP, UDP, Endpoint, allowed
 from tests.support.rendering import Manifest, pod_template, workloads
 from tests.support.yaml_texts import documents
 
 OVERLAYS = ("cpu", "gke", "gke-mig")
-INTERNET, PRIVATE = End("142.250.74.10"), End("10.8.0.1")
+INTERNET, PRIVATE = Endpoint("142.250.74.10"), Endpoint("10.8.0.1")
 METADATA, METADATA_CALICO, PRIVATE_GOOGLE = (
-    End("169.254.169.254"),
-    End("169.254.169.252"),
-    End("199.36.153.9"),
+    Endpoint("169.254.169.254"),
+    Endpoint("169.254.169.252"),
+    Endpoint("199.36.153.9"),
 )
 
 
-def outsider(namespace: str, labels: dict[str, str], address: str, **namespace_labels: str) -> End:
+def other_pod(
+    namespace: str, labels: dict[str, str], address: str, **namespace_labels: str
+) -> Endpoint:
     """Return a pod that does not belong to the project."""
     known = {"kubernetes.io/metadata.name": namespace, **namespace_labels}
-    return End(address, namespace, labels, known)
+    return Endpoint(address, namespace, labels, known)
 
 
-def step(name: str) -> End:
+def step(name: str) -> Endpoint:
     """Return a pod of the compiled pipeline. The platform specification has the pod's labels."""
     compiled = (REPOSITORY / "tests/pipelines/golden/retraining.yaml").read_text()
     executors = documents(compiled)[1]["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
-    return outsider("kubeflow", executors[f"exec-{name}"]["podMetadata"]["labels"], "10.4.2.1")
+    return other_pod("kubeflow", executors[f"exec-{name}"]["podMetadata"]["labels"], "10.4.2.1")
 
 
-CLIENT = End(
+CLIENT = Endpoint(
     "10.4.1.1",
     "shop",
     {},
@@ -46,16 +48,16 @@ CLIENT = End(
 )
 OTHERS = {
     "client": CLIENT,
-    "stranger": outsider("default", {"app.kubernetes.io/name": "prometheus"}, "10.4.1.2"),
-    "prometheus": outsider("monitoring", {"app.kubernetes.io/name": "prometheus"}, "10.4.1.3"),
-    "grafana": outsider("monitoring", {"app.kubernetes.io/name": "grafana"}, "10.4.1.4"),
-    "dns": outsider("kube-system", {"k8s-app": "kube-dns"}, "10.4.1.5"),
-    "node dns": End("169.254.20.10"),
-    "metrics server": outsider("kube-system", {"k8s-app": "metrics-server"}, "10.4.1.6"),
-    "kubeflow api": outsider("kubeflow", {"app": "ml-pipeline"}, "10.4.1.7"),
-    "kubeflow ui": outsider("kubeflow", {"app": "ml-pipeline-ui"}, "10.4.1.8"),
-    "kubeflow database": outsider("kubeflow", {"app": "mysql"}, "10.4.1.9"),
-    "broker": outsider("kafka", {"app.kubernetes.io/name": "kafka"}, "10.4.1.10"),
+    "stranger": other_pod("default", {"app.kubernetes.io/name": "prometheus"}, "10.4.1.2"),
+    "prometheus": other_pod("monitoring", {"app.kubernetes.io/name": "prometheus"}, "10.4.1.3"),
+    "grafana": other_pod("monitoring", {"app.kubernetes.io/name": "grafana"}, "10.4.1.4"),
+    "dns": other_pod("kube-system", {"k8s-app": "kube-dns"}, "10.4.1.5"),
+    "node dns": Endpoint("169.254.20.10"),
+    "metrics server": other_pod("kube-system", {"k8s-app": "metrics-server"}, "10.4.1.6"),
+    "kubeflow api": other_pod("kubeflow", {"app": "ml-pipeline"}, "10.4.1.7"),
+    "kubeflow ui": other_pod("kubeflow", {"app": "ml-pipeline-ui"}, "10.4.1.8"),
+    "kubeflow database": other_pod("kubeflow", {"app": "mysql"}, "10.4.1.9"),
+    "broker": other_pod("kafka", {"app.kubernetes.io/name": "kafka"}, "10.4.1.10"),
     "deployment step": step("deployment"),
     "training step": step("training"),
     "extraction step": step("extraction"),
@@ -123,7 +125,7 @@ NEEDED_OF = {
 }
 
 
-def ends(manifests: list[Manifest]) -> dict[str, End]:
+def ends(manifests: list[Manifest]) -> dict[str, Endpoint]:
     """Return the possible ends of a flow by name: the project's rendered pods and other pods."""
     spaces = {
         m["metadata"]["name"]: m["metadata"].get("labels", {})
@@ -140,7 +142,7 @@ def ends(manifests: list[Manifest]) -> dict[str, End]:
             for p in c.get("ports", ())
         }
         labels = {"kubernetes.io/metadata.name": namespace, **spaces[namespace]}
-        ours[workload["metadata"]["name"]] = End(
+        ours[workload["metadata"]["name"]] = Endpoint(
             f"10.4.0.{number + 1}", namespace, template["metadata"]["labels"], labels, ports
         )
     return {**OTHERS, **ours}
@@ -150,7 +152,7 @@ def policies_of(manifests: list[Manifest]) -> list[Manifest]:
     return [m for m in manifests if m["kind"] == "NetworkPolicy"]
 
 
-def passing(policies: list[Manifest], known: dict[str, End], flows: set[Flow]) -> set[Flow]:
+def passing(policies: list[Manifest], known: dict[str, Endpoint], flows: set[Flow]) -> set[Flow]:
     """Return the flows that the policies allow."""
     return {
         f
@@ -233,7 +235,7 @@ def test_every_network_rule_is_needed(case):
 def test_every_own_pod_is_isolated_in_both_directions(variant):
     """Connections of a workload that is added later are denied, whatever its labels are."""
     policies = policies_of(variant)
-    newcomer = End(
+    newcomer = Endpoint(
         "10.4.0.99", "evergreen", {"app": "new"}, {"kubernetes.io/metadata.name": "evergreen"}
     )
     for other in (INTERNET, PRIVATE, CLIENT, OTHERS["stranger"]):
@@ -270,8 +272,8 @@ def test_closed_kubeflow_is_opened_to_other_namespaces_for_monitor_alone(rendere
 
 # The following tests compare the evaluator with examples from the documentation.
 
-A = End("10.0.0.1", "a", {"app": "a"}, {"team": "x"})
-B = End("10.0.0.2", "b", {"app": "b"}, {"team": "y"}, {"web": 8080})
+A = Endpoint("10.0.0.1", "a", {"app": "a"}, {"team": "x"})
+B = Endpoint("10.0.0.2", "b", {"app": "b"}, {"team": "y"}, {"web": 8080})
 OF_TEAM_X = {"namespaceSelector": {"matchLabels": {"team": "x"}}}
 OF_APP_B = {"podSelector": {"matchLabels": {"app": "b"}}}
 

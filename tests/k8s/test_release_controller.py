@@ -43,7 +43,7 @@ def command_line(
     return [sys.executable, *words[1:]]
 
 
-def says_yes(container: Manifest, probe: str, status: Path) -> bool:
+def passes(container: Manifest, probe: str, status: Path) -> bool:
     """Return whether the kubelet would see the container's probe pass."""
     words = [
         word.replace("/tmp/controller.json", str(status))
@@ -74,25 +74,25 @@ def test_controller_starts_before_release_turns_green_and_ends_on_signal(rendere
         {"MODEL_REPOSITORY": str(share / "repository"), "LAKE": str(share / "lake")},
         expected_paths,
     )
-    assert not says_yes(container, "livenessProbe", status), (
+    assert not passes(container, "livenessProbe", status), (
         "the probe must fail before the first round"
     )
-    assert not says_yes(container, "readinessProbe", status)
+    assert not passes(container, "readinessProbe", status)
     process = subprocess.Popen(words, cwd=REPOSITORY, stderr=subprocess.PIPE, text=True)
     try:
         wait_for(lambda: status.exists() or process.poll() is not None)
         assert process.poll() is None, process.stderr.read()
-        assert says_yes(container, "livenessProbe", status)
-        assert says_yes(container, "readinessProbe", status)
+        assert passes(container, "livenessProbe", status)
+        assert passes(container, "readinessProbe", status)
         assert json.loads(status.read_text())["servers"] == {}
         # An error in a round must not cause a restart. A restart would not help, and would end the
         # on-call engineer's commands in the pod.
         (share / "store" / "journal.jsonl").write_text("not a promotion\n")
-        wait_for(lambda: not says_yes(container, "readinessProbe", status))
+        wait_for(lambda: not passes(container, "readinessProbe", status))
         os.utime(status, (0, 0))
-        assert not says_yes(container, "livenessProbe", status)
-        wait_for(lambda: says_yes(container, "livenessProbe", status))
-        assert not says_yes(container, "readinessProbe", status)
+        assert not passes(container, "livenessProbe", status)
+        wait_for(lambda: passes(container, "livenessProbe", status))
+        assert not passes(container, "readinessProbe", status)
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=120) == 0
     finally:

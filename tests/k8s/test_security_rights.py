@@ -64,11 +64,11 @@ def used(kubeflow: KfpServer, settings: KubeflowSettings) -> set[Right]:
     assert trigger.state("drift-1").state == "running"
     kubeflow.runs[0]["state"] = "SUCCEEDED"
 
-    def another_is_faster(body) -> None:
+    def submit_first(body) -> None:
         kubeflow.before_create = lambda body: None
         assert other.submit(retrain_request("drift-3")) == "started"
 
-    kubeflow.before_create = another_is_faster
+    kubeflow.before_create = submit_first
     assert trigger.submit(retrain_request("drift-4")) == "busy"
     found = {right(method, path) for method, path in kubeflow.requests}
     created = [run["body"] for run in kubeflow.runs]

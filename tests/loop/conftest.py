@@ -75,7 +75,7 @@ class Command:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ended:
+class CommandResult:
     """The result of a command."""
 
     code: int
@@ -108,10 +108,10 @@ def _started(words: list[str], *, output: Path) -> Iterator[Command]:
         process.wait()
 
 
-def _run_to_end(words: list[str], *, output: Path, seconds: float = 800) -> Ended:
+def _run_to_end(words: list[str], *, output: Path, seconds: float = 800) -> CommandResult:
     with _started(words, output=output) as command:
         code = command.end(seconds=seconds)
-        return Ended(code=code, output=command.output, left=command.running())
+        return CommandResult(code=code, output=command.output, left=command.running())
 
 
 @pytest.fixture(scope="session")
@@ -124,7 +124,7 @@ def started() -> Callable[..., contextlib.AbstractContextManager[Command]]:
 
 
 @pytest.fixture(scope="session")
-def run_to_end() -> Callable[..., Ended]:
+def run_to_end() -> Callable[..., CommandResult]:
     """Runs `evergreen <words>` and returns its result."""
     return _run_to_end
 

@@ -45,7 +45,7 @@ def test_pickle_differs_from_what_pipeline_writes(protocol):
     assert not any(map(is_pickle, (b"", b".", b'{"a": 1}\n', b"PAR1 and more", bytes(range(256)))))
 
 
-def tutorial(folder):
+def commands_of_readme(folder):
     """Return the commands of the README's section about a user's own data.
 
     The commands read and write files in `folder`.
@@ -72,7 +72,7 @@ def test_page_of_own_data_shows_readme_commands():
 def test_readme_commands_train_model_on_csv_of_other_columns(write_clicks, tmp_path, run_to_end):
     write_clicks(tmp_path / "clicks.csv", 6000)
     folder, draft = tmp_path / "build/shop", tmp_path / "build/shop.yaml"
-    store, commands = folder / "store", list(tutorial(tmp_path))
+    store, commands = folder / "store", list(commands_of_readme(tmp_path))
     assert [words[1] for words in commands] == [
         "init",
         "data",

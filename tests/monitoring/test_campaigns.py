@@ -20,7 +20,7 @@ from evergreen.events.sqlite import SqliteLog
 from monitoring.journal import DECISIONS_FILE
 from testing.processes import wait_for
 from tests.support import campaigns
-from tests.support.campaigns import Program, expect_each_once, faults, strike
+from tests.support.campaigns import Program, expect_each_once, faults, inject_faults
 from tests.support.monitors import clicks, prediction, read_events, read_rows
 from tests.support.record_messages import FORM, encode, reader_of
 
@@ -94,7 +94,7 @@ class Installation:
 def test_killed_and_stopped_at_random_moments_each_request_counts_once(processes):
     installation = Installation(processes, processes.folder / "log.db")
     number = faults(300)
-    strike(installation.programs, random.Random(1), kills=number, stops=number, pause=0.8)
+    inject_faults(installation.programs, random.Random(1), kills=number, stops=number, pause=0.8)
     sent = installation.finish()
     print(f"{number} SIGKILL, {number} SIGSTOP: {sent:,} of {sent:,} requests once")
 
@@ -180,7 +180,7 @@ def meets_full_disk(installation: Installation, folder, chance) -> bool:
     return is_met
 
 
-def spoiled(chance, payload: bytes) -> bytes:
+def corrupted(chance, payload: bytes) -> bytes:
     """Return the message with one random fault, such as a flipped bit or a missing part."""
     content = bytearray(payload)
     kind, at = chance.randrange(6), chance.randrange(len(content))
@@ -199,7 +199,7 @@ def spoiled(chance, payload: bytes) -> bytes:
     return bytes(content)
 
 
-def wild(chance, payload: bytes) -> bytes:
+def with_unexpected_value(chance, payload: bytes) -> bytes:
     """Return the message with an unexpected value in one field of the published schema."""
     record = READER.FromString(payload)
     message = getattr(record, record.ListFields()[0][0].name)
@@ -253,7 +253,12 @@ def test_each_fuzzed_record_counts_or_is_dead_letter_with_its_reason(processes):
             payload = encode(
                 made if each % 3 else clicks(f"o{each}", [(f"valid {each - each % 10}", 0, now)])
             )
-            messages.append((f"fuzzed {each}", (spoiled if each % 2 else wild)(chance, payload)))
+            messages.append(
+                (
+                    f"fuzzed {each}",
+                    (corrupted if each % 2 else with_unexpected_value)(chance, payload),
+                )
+            )
             if each % 10 == 0:
                 valid_prediction = prediction(f"valid {each}", 3, time=now, seed=each)
                 healthy[f"valid {each}"], valid = valid_prediction, valid + 1

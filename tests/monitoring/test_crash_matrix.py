@@ -25,7 +25,7 @@ from evergreen.storage.uris import open_objects
 from testing.recommenders import SHOP, draw_arrays
 from tests.support import monitors
 from tests.support.archives import values_of
-from tests.support.crash_chain import LEASE_SECONDS, WINDOW, Nursery
+from tests.support.crash_chain import LEASE_SECONDS, WINDOW, ForkServer
 from tests.support.record_messages import encode
 
 BEGIN = 1_767_225_000.0
@@ -34,13 +34,13 @@ KILLED = -9
 
 
 @pytest.fixture(scope="module")
-def nursery():
-    with Nursery() as opened:
+def fork_server():
+    with ForkServer() as opened:
         yield opened
 
 
 @pytest.fixture(params=["folder", pytest.param("bucket", marks=pytest.mark.slow)])
-def make_chain(request, tmp_path, nursery):
+def make_chain(request, tmp_path, fork_server):
     if request.param == "bucket":
         request.getfixturevalue("cloud_storage")
     made = []
@@ -50,7 +50,7 @@ def make_chain(request, tmp_path, nursery):
         lake = (
             str(folder / "lake") if request.param == "folder" else f"gs://models/chain {len(made)}"
         )
-        made.append(Chain(nursery, folder, lake, seed, **settings))
+        made.append(Chain(fork_server, folder, lake, seed, **settings))
         return made[-1]
 
     return make
@@ -63,9 +63,14 @@ class Chain:
     """
 
     def __init__(
-        self, nursery: Nursery, folder: Path, lake: str, seed: int, *, together: bool = False
+        self, fork_server: ForkServer, folder: Path, lake: str, seed: int, *, together: bool = False
     ) -> None:
-        self.nursery, self.folder, self.lake, self.together = nursery, folder, lake, together
+        self.fork_server, self.folder, self.lake, self.together = (
+            fork_server,
+            folder,
+            lake,
+            together,
+        )
         self.random = random.Random(seed)
         self.now = BEGIN
         self.turn = 0
@@ -157,7 +162,7 @@ class Chain:
         }
         return {**order, "environment": environment, "kill_at": [], "kill_after": None, **more}
 
-    def _doom(self, order: dict, kills: str) -> dict:
+    def _choose_kill(self, order: dict, kills: str) -> dict:
         role = order["role"]
         if kills == "each boundary" and (
             left := [n for n in self.unkilled if n.startswith(f"{role}: ")]
@@ -182,9 +187,9 @@ class Chain:
         while orders:
             doomed = kills and attempt < (4 if kills == "each boundary" else 2)
             orders = [{**order, "now": self.now} for order in orders]
-            sent = [self._doom(order, kills) if doomed else order for order in orders]
+            sent = [self._choose_kill(order, kills) if doomed else order for order in orders]
             bites = [sent] if self.together else [[order] for order in sent]
-            ends = [end for bite in bites for end in self.nursery.live(*bite)]
+            ends = [end for bite in bites for end in self.fork_server.live(*bite)]
             again = []
             for order, sent_order, end in zip(orders, sent, ends):
                 if end["status"] == KILLED:
@@ -212,7 +217,7 @@ class Chain:
 
     def live_turn_of_rest(self, *, stop: bool) -> None:
         for order in (self._order("monitor", stop=stop), self._order("uploader")):
-            (end,) = self.nursery.live(order)
+            (end,) = self.fork_server.live(order)
             assert end["status"] == 0
 
     # -- invariants

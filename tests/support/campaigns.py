@@ -45,11 +45,11 @@ class Program:
             self.ends.append(code)
             self.process = self._start()
 
-    def suffer(self, blow: signal.Signals, seconds: float) -> None:
+    def disturb(self, sent_signal: signal.Signals, seconds: float) -> None:
         """Kill and restart the program, or pause the program for `seconds`."""
         self.restart_if_ended()
-        self.process.send_signal(blow)
-        if blow == signal.SIGKILL:
+        self.process.send_signal(sent_signal)
+        if sent_signal == signal.SIGKILL:
             self.process.wait()
             self.process = self._start()
         else:
@@ -63,15 +63,15 @@ class Program:
         assert self.process.wait(300) == 0, self.process.args
 
 
-def strike(
+def inject_faults(
     programs: list[Program], chance: random.Random, *, kills: int, stops: int, pause: float
 ) -> None:
     """Kill or pause the programs in turn, after random waits of up to `pause` seconds."""
-    blows = [signal.SIGKILL] * kills + [signal.SIGSTOP] * stops
-    chance.shuffle(blows)
-    for number, blow in enumerate(blows):
+    signals = [signal.SIGKILL] * kills + [signal.SIGSTOP] * stops
+    chance.shuffle(signals)
+    for number, sent_signal in enumerate(signals):
         time.sleep(chance.uniform(0.0, pause))
-        programs[number % len(programs)].suffer(blow, chance.uniform(0.02, 0.6))
+        programs[number % len(programs)].disturb(sent_signal, chance.uniform(0.02, 0.6))
         for program in programs:
             program.restart_if_ended()
 

@@ -168,10 +168,10 @@ def end_of(process: int, listen: int, kill_after: float | None) -> dict:
     }
 
 
-class Nursery:
+class ForkServer:
     """Runs the process that forks all other processes, within a `with` block."""
 
-    def __enter__(self) -> "Nursery":
+    def __enter__(self) -> "ForkServer":
         root = Path(__file__).resolve().parents[2]
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.support.crash_chain"],

@@ -73,7 +73,7 @@ class KafkaCluster:
         """
         self._library.rd_kafka_mock_topic_set_error(self._cluster, name.encode(), error)
 
-    def take_away(self) -> None:
+    def stop_brokers(self) -> None:
         """Close the port and the connections of every broker.
 
         The messages that the brokers store remain.
@@ -81,7 +81,7 @@ class KafkaCluster:
         for number in range(1, BROKERS + 1):
             assert self._library.rd_kafka_mock_broker_set_down(self._cluster, number) == 0
 
-    def bring_back(self) -> None:
+    def start_brokers(self) -> None:
         for number in range(1, BROKERS + 1):
             assert self._library.rd_kafka_mock_broker_set_up(self._cluster, number) == 0
 

@@ -20,13 +20,13 @@ API = json.loads((REPOSITORY / "tests" / "support" / "model_registry_api.json").
 ROOT = "/api/model_registry/v1/"
 
 
-def _told_apart(schema):
+def _with_conditions(schema):
     """Translate OpenAPI's discriminators to JSON Schema: a property selects the alternative."""
     if isinstance(schema, list):
-        return [_told_apart(each) for each in schema]
+        return [_with_conditions(each) for each in schema]
     if not isinstance(schema, dict) or "discriminator" not in schema:
         return (
-            {key: _told_apart(value) for key, value in schema.items()}
+            {key: _with_conditions(value) for key, value in schema.items()}
             if isinstance(schema, dict)
             else schema
         )
@@ -39,7 +39,7 @@ def _told_apart(schema):
     }
 
 
-COMPONENTS = _told_apart(API["components"])
+COMPONENTS = _with_conditions(API["components"])
 
 
 def _resolved(node):
@@ -52,7 +52,7 @@ def _resolved(node):
 
 def _faults(described, value) -> list[str]:
     """Return the differences between a body and its description in the OpenAPI file."""
-    schema = _told_apart(_resolved(described)["content"]["application/json"]["schema"])
+    schema = _with_conditions(_resolved(described)["content"]["application/json"]["schema"])
     checker = Draft202012Validator(
         {**schema, "unevaluatedProperties": False, "components": COMPONENTS}
     )

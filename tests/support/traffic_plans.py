@@ -25,8 +25,8 @@ def make_plan(sequence=1, *, canary=CANARY, share=0.5, shadow=0.0):
     )
 
 
-def follow(server, objects, conversation, *, interval=3600.0, max_shadows=4, **settings):
-    """Call the coroutine `conversation` with a client that follows the plan, and return its result.
+def follow(server, objects, use_client, *, interval=3600.0, max_shadows=4, **settings):
+    """Call the coroutine `use_client` with a client that follows the plan, and return its result.
 
     The client reads the plan at the start, and then every `interval` seconds.
     """
@@ -37,7 +37,7 @@ def follow(server, objects, conversation, *, interval=3600.0, max_shadows=4, **s
             server.url, plan, ClientSettings(**settings), max_shadows=max_shadows
         )
         async with client:
-            return await conversation(client)
+            return await use_client(client)
 
     return asyncio.run(run())
 

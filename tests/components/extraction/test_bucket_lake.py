@@ -288,13 +288,13 @@ def test_killed_run_shows_nothing_and_next_run_fetches_only_rest(big_lake, cloud
     ]
     step = subprocess.Popen(command, cwd=REPOSITORY, stderr=subprocess.DEVNULL)
 
-    def is_at_the_half():
+    def is_half_fetched():
         found = list((work / ".lake-cache").glob("*/objects/*/day=*/part*"))
         parts = [path for path in found if path.suffix == ".part"]
         return stalled.met and len(found) == 3 and len(parts) == 1 and parts[0].stat().st_size
 
     try:
-        wait_for(is_at_the_half)
+        wait_for(is_half_fetched)
     finally:
         step.send_signal(signal.SIGKILL)
         step.wait(30)

@@ -128,7 +128,7 @@ def test_too_many_malformed_rows_leave_nothing_behind(spoilt, run_step, tmp_path
 
 
 @pytest.fixture
-def extract_lots(tmp_path, raw_table, write_lake, monkeypatch):
+def extract_batches(tmp_path, raw_table, write_lake, monkeypatch):
     """Extracts the rows of a lake in many small batches.
 
     Some requests are divided between two batches, or between training and holdout. Some rows have a
@@ -180,41 +180,41 @@ def extract_lots(tmp_path, raw_table, write_lake, monkeypatch):
     return run
 
 
-def test_processes_share_rows_and_leave_bytes_of_one(extract_lots):
-    (dataset, files), shared = extract_lots(1), extract_lots(3)
+def test_processes_share_rows_and_leave_bytes_of_one(extract_batches):
+    (dataset, files), shared = extract_batches(1), extract_batches(3)
     assert shared == (dataset, files)
     assert len([path for path in files if "train" in path.parts]) > 5
     assert (dataset.num_duplicates, dataset.num_malformed) == (50, 2)
-    assert dataset.num_late_clicks == extract_lots.num_late_clicks > 50
+    assert dataset.num_late_clicks == extract_batches.num_late_clicks > 50
     trained, holdout = rows_in(dataset.train_uri), rows_in(dataset.holdout_uri)
     assert dataset.num_straddling_rows > 0
-    assert trained == extract_lots.rows[: len(trained)]
+    assert trained == extract_batches.rows[: len(trained)]
     straddling = trained[-1][raw_rows.REQUEST_ID]
-    newer = extract_lots.rows[len(trained) :]
+    newer = extract_batches.rows[len(trained) :]
     assert holdout == [row for row in newer if row[raw_rows.REQUEST_ID] != straddling]
     assert len(newer) - len(holdout) == dataset.num_straddling_rows
 
 
-def test_unfit_files_that_several_processes_find_are_all_skipped(extract_lots):
-    _, one, *_, other = extract_lots.files
+def test_unfit_files_that_several_processes_find_are_all_skipped(extract_batches):
+    _, one, *_, other = extract_batches.files
     for path in (one, other):
         table = pq.read_table(path, partitioning=None)
         column_index = table.column_names.index("price")
         pq.write_table(
             table.set_column(column_index, "price", pa.array(["no number"] * len(table))), path
         )
-    dataset, files = extract_lots(3, max_quarantined_file_fraction=0.5)
+    dataset, files = extract_batches(3, max_quarantined_file_fraction=0.5)
     assert [each["file"] for each in dataset.quarantined_files] == [
         path.relative_to(path.parents[1]).as_posix() for path in (one, other)
     ]
     for path in (one, other):
         path.unlink()
-    expected, expected_files = extract_lots(1)
+    expected, expected_files = extract_batches(1)
     assert (dataset.digest, files) == (expected.digest, expected_files)
 
 
 def test_process_killed_midway_leaves_nothing_and_next_try_is_same(
-    extract_lots, monkeypatch, tmp_path
+    extract_batches, monkeypatch, tmp_path
 ):
     write, parent = PartWriter.write, os.getpid()
 
@@ -228,12 +228,12 @@ def test_process_killed_midway_leaves_nothing_and_next_try_is_same(
             (tmp_path / "died").touch()
             os.kill(os.getpid(), signal.SIGKILL)
 
-    expected = extract_lots(1)
+    expected = extract_batches(1)
     monkeypatch.setattr(PartWriter, "write", write_or_die)
     with raises(TemporaryError, "one of 3 processes", "killed"):
-        extract_lots(3)
+        extract_batches(3)
     assert [path.name for path in tmp_path.glob("*work*")] == []
-    assert extract_lots(3) == expected
+    assert extract_batches(3) == expected
 
 
 def die_once(folder):
@@ -250,8 +250,10 @@ def die_once(folder):
 
 
 @pytest.mark.slow
-def test_two_dask_workers_one_killed_in_middle_leave_bytes_of_one_process(extract_lots, tmp_path):
-    expected = extract_lots(1)
+def test_two_dask_workers_one_killed_in_middle_leave_bytes_of_one_process(
+    extract_batches, tmp_path
+):
+    expected = extract_batches(1)
     with (
         distributed.LocalCluster(
             n_workers=2, threads_per_worker=1, dashboard_address=None
@@ -259,7 +261,7 @@ def test_two_dask_workers_one_killed_in_middle_leave_bytes_of_one_process(extrac
         distributed.Client(cluster) as client,
     ):
         client.run(die_once, tmp_path)
-        assert extract_lots(1, cluster.scheduler_address) == expected
+        assert extract_batches(1, cluster.scheduler_address) == expected
     assert (tmp_path / "died").exists()
 
 

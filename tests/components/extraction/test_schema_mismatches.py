@@ -34,7 +34,7 @@ def encoded(table):
     )
 
 
-def foreign(flags, run_main, **more: str):
+def mismatches(flags, run_main, **more: str):
     assert run_main(flags, **more) == 0
     return RawDataset.read(flags["--output"]).schema_mismatches
 
@@ -42,7 +42,7 @@ def foreign(flags, run_main, **more: str):
 def test_column_that_became_text_is_reported_with_its_first_file(flags, run_main, change_file):
     first = change_file(cast("shop", pa.string()))
     change_file(cast("shop", pa.string()), day=2)
-    assert foreign(flags, run_main) == [
+    assert mismatches(flags, run_main) == [
         {"column": "shop", "arrow_type": "string", "expected": "int64", "file": str(first)}
     ]
 
@@ -55,7 +55,7 @@ def test_unknown_columns_are_reported_and_those_of_agreed_groups_are_not(
             "shadow_version", pa.nulls(len(table), pa.int32())
         )
     )
-    assert foreign(flags, run_main) == [
+    assert mismatches(flags, run_main) == [
         {"column": "cost", "arrow_type": "double", "expected": None, "file": str(path)}
     ]
 
@@ -65,12 +65,12 @@ def test_numbers_of_other_width_and_dictionaries_of_numbers_are_accepted(
     flags, run_main, change_file, change
 ):
     change_file(change)
-    assert foreign(flags, run_main) == []
+    assert mismatches(flags, run_main) == []
 
 
 def test_dictionary_of_texts_is_no_number(flags, run_main, change_file):
     path = change_file(lambda table: encoded(cast("user", pa.string())(table)))
-    (mismatch,) = foreign(flags, run_main)
+    (mismatch,) = mismatches(flags, run_main)
     assert (mismatch["column"], mismatch["expected"], mismatch["file"]) == (
         "user",
         "int64",
@@ -89,7 +89,7 @@ def test_missing_categories_may_be_nan_among_floats_as_pandas_has_them(
     before = pq.read_table(path, partitioning=None)["user"].null_count
     assert before > 0
     change_file(with_nan)
-    assert foreign(flags, run_main) == []
+    assert mismatches(flags, run_main) == []
     rows = pq.read_table(f"{flags['--work']}/run 1/extraction/train", partitioning=None)
     first_day = pc.less(rows["event_time"], pa.scalar(datetime(2026, 3, 2, tzinfo=timezone.utc)))
     assert rows.filter(first_day)["user"].null_count == before
@@ -97,12 +97,12 @@ def test_missing_categories_may_be_nan_among_floats_as_pandas_has_them(
 
 def test_columns_that_run_does_not_read_are_not_evaluated(flags, run_main, change_file):
     change_file(cast("shop", pa.string()))
-    assert foreign(flags, run_main, columns='["price", "item"]') == []
+    assert mismatches(flags, run_main, columns='["price", "item"]') == []
 
 
 def test_rows_that_no_model_of_ours_served_need_not_name_one(flags, run_main, change_file):
     change_file(lambda table: table.drop_columns(["model_version", "score"]))
-    assert foreign(flags, run_main) == []
+    assert mismatches(flags, run_main) == []
     rows = pq.read_table(f"{flags['--work']}/run 1/extraction/train", partitioning=None)
     without = rows.slice(0, 400)
     assert without["model_version"].null_count == without["score"].null_count == 400

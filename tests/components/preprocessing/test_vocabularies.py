@@ -28,7 +28,7 @@ def candidates(column):
     return dict(zip(column.candidates.categories.tolist(), column.candidates.sightings.tolist()))
 
 
-class ByHand:
+class DictReference:
     """Reference with the same rules on dicts: id -> category, category -> (count, last seen)."""
 
     def __init__(self):
@@ -63,7 +63,7 @@ class ByHand:
 def test_any_rounds_have_results_of_plain_dicts(seed):
     random = np.random.default_rng(seed)
     ttl = int(random.integers(0, 4)) * DAY
-    column, by_hand = NEW, ByHand()
+    column, by_hand = NEW, DictReference()
     for round_ in range(12):
         threshold, most = int(random.integers(1, 5)), int(random.integers(0, 25))
         low = int(random.integers(0, 15 * (round_ + 1)))

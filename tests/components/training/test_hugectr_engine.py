@@ -27,7 +27,7 @@ CONFIG = dcn(embedding_dim=4, num_cross_layers=2, tower=(16,))
 SETTINGS = TrainingSettings(learning_rate=0.01, batch_size=128)
 
 
-class Spoilt:
+class Altered:
     """The test double with some of its model's methods replaced."""
 
     def __init__(self, double, **methods):
@@ -45,7 +45,7 @@ def make_engine(tmp_path, double, planted, monkeypatch):
 
         def make(config=CONFIG, settings=SETTINGS, methods=None, num_gpus=1, **solver):
             monkeypatch.setitem(
-                sys.modules, "hugectr", Spoilt(double, **methods) if methods else double
+                sys.modules, "hugectr", Altered(double, **methods) if methods else double
             )
             engine = HugectrEngine(
                 config,
@@ -105,7 +105,7 @@ def test_stages_larger_than_those_reader_was_made_for_get_new_model(make_engine,
     np.testing.assert_allclose(engine.score(rows), whole.score(rows), atol=1e-6)
 
 
-def spoilt_save(double, spoil):
+def altered_save(double, spoil):
     def save(self, prefix, iter=0):
         answer = double.Model.save_params_to_files(self, prefix, iter)
         spoil(Path(prefix).parent)
@@ -144,7 +144,7 @@ def cut_vectors(folder):
 def test_incomplete_output_of_hugectr_is_no_model(
     spoil, message, double, make_engine, initial, rows, tmp_path
 ):
-    engine = make_engine(methods=spoilt_save(double, spoil), prove_restores=False)
+    engine = make_engine(methods=altered_save(double, spoil), prove_restores=False)
     engine.restore(initial)
     engine.train(rows, np.arange(256), batch_size=128, seed=0)
     with pytest.raises(PermanentError, match=message):
@@ -311,8 +311,8 @@ def test_one_node_keeps_temporary_files_on_own_disk(
         used.append(Path(prefix))
         return write(self, prefix, iter)
 
-    spoilt = Spoilt(double, save_params_to_files=save)
-    monkeypatch.setitem(sys.modules, "hugectr", spoilt)
+    altered = Altered(double, save_params_to_files=save)
+    monkeypatch.setitem(sys.modules, "hugectr", altered)
     training_set = make_training_set(*planted.rows(600)[:3])
     train_run(training_set, backend="hugectr", config=CONFIG, settings=SETTINGS)
     assert used

@@ -151,15 +151,15 @@ def test_shift_of_whole_requests_is_found_in_many_and_undetectable_in_few(in_req
 def test_significant_change_of_no_size_is_no_drift(drift_of, checked):
     random = np.random.default_rng(0)
 
-    def coins(share):
+    def rows_with_share(share):
         return checked(60_000, C1=pa.array((random.random(60_000) < share).astype(np.int64)))
 
-    entry = drift_of(coins(0.515), coins(0.5))["C1"]
+    entry = drift_of(rows_with_share(0.515), rows_with_share(0.5))["C1"]
     assert entry.q_value <= SETTINGS.false_discovery_rate
     assert not entry.drifted
     assert entry.effect < entry.threshold == SETTINGS.categorical_drift
     strict = ValidationSettings(categorical_drift=0.005)
-    assert drift_of(coins(0.515), coins(0.5), settings=strict)["C1"].drifted
+    assert drift_of(rows_with_share(0.515), rows_with_share(0.5), settings=strict)["C1"].drifted
 
 
 def test_permutation_of_column_without_frequent_values_is_seen(checked, drift_of):

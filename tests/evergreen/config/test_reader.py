@@ -48,7 +48,7 @@ class Room:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Doubled:
+class TwoShelves:
     """Two sections that contain settings of the same names."""
 
     one: Shelf = Shelf()
@@ -164,7 +164,7 @@ def test_flat_values_make_equal_settings():
 
 def test_two_settings_of_one_name_are_refused():
     with pytest.raises(TypeError, match="two settings named boards"):
-        flat_settings(Doubled)
+        flat_settings(TwoShelves)
 
 
 @pytest.mark.parametrize(

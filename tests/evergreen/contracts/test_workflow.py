@@ -76,7 +76,7 @@ def test_dense_values_encode_by_stated_arithmetic():
     np.testing.assert_allclose(encoded, expected, rtol=2e-5, atol=2e-5)
 
 
-def buried(encoder, every=3):
+def with_evicted(encoder, every=3):
     """Evict every third category of each column, and return the new workflow."""
     vocabularies = [v.copy() for v in encoder.vocabularies]
     for vocabulary in vocabularies:
@@ -90,14 +90,14 @@ def test_tombstones_move_no_id_and_match_no_value():
     categorical[:5] = TOMBSTONE
     ids, later = (
         encoder.encode_categorical(categorical),
-        buried(encoder).encode_categorical(categorical),
+        with_evicted(encoder).encode_categorical(categorical),
     )
     evicted = (ids >= 3) & ((ids - 3) % 3 == 0)
     assert evicted.any()
     np.testing.assert_array_equal(later, np.where(evicted, 2, ids))
     assert (later[:5] == 2).all()
-    assert buried(encoder).slot_sizes == encoder.slot_sizes
-    assert buried(encoder).tombstones == [(size + 2) // 3 for size in SIZES]
+    assert with_evicted(encoder).slot_sizes == encoder.slot_sizes
+    assert with_evicted(encoder).tombstones == [(size + 2) // 3 for size in SIZES]
     assert encoder.tombstones == [0] * 4
 
 
@@ -177,7 +177,7 @@ def test_columns_of_any_name_and_number_survive_disk(tmp_path, features):
 
 
 def test_workflow_survives_disk_to_last_bit(tmp_path):
-    encoder = without_columns(buried(fitted()))
+    encoder = without_columns(with_evicted(fitted()))
     (tmp_path / "other").write_text("stays")
     encoder.save(tmp_path)
     loaded = FeatureWorkflow.load(tmp_path)

@@ -35,7 +35,7 @@ def cluster(kafka_server):
     return kafka_server
 
 
-class Ends:
+class TopicClients:
     """Publishers and readers of one new topic, closed after the test."""
 
     def __init__(self, cluster: KafkaCluster, partitions: int) -> None:
@@ -64,14 +64,14 @@ class Ends:
 
 @pytest.fixture
 def ends(cluster):
-    ends = Ends(cluster, partitions=1)
+    ends = TopicClients(cluster, partitions=1)
     yield ends
     ends.close()
 
 
 @pytest.fixture
 def wide(cluster):
-    ends = Ends(cluster, partitions=4)
+    ends = TopicClients(cluster, partitions=4)
     yield ends
     ends.close()
 
@@ -210,7 +210,7 @@ def test_absent_broker_is_temporary_problem_and_loses_nothing(ends, caplog):
     held = pull(reader, count=3)
     assert reader.problem() is None
     mark = reader.read_up_to()
-    ends.cluster.take_away()
+    ends.cluster.stop_brokers()
     try:
         until(lambda: reader.pull(10) == [] and reader.backlog() is None)
         assert ends.location.brokers in reader.problem()
@@ -220,7 +220,7 @@ def test_absent_broker_is_temporary_problem_and_loses_nothing(ends, caplog):
         with raises(TemporaryError, "1 messages"):
             publisher.publish([("late", b"late")])
     finally:
-        ends.cluster.bring_back()
+        ends.cluster.start_brokers()
     until(lambda: reader.backlog() is not None)
     assert reader.problem() is None
     until(lambda: _published(publisher, [("late", b"late")]))

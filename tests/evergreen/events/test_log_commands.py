@@ -48,7 +48,7 @@ def test_check_of_unresponsive_brokers_fails_with_message(capsys):
         )
         code, output = answer(capsys, "check", url)
         assert (code, output.out) == (0, "connected; 0 messages wait to be read\n")
-        cluster.take_away()
+        cluster.stop_brokers()
         code, output = answer(capsys, "check", url)
         assert code == 1
         assert output.out.startswith(f"problem: asking {cluster.brokers}")

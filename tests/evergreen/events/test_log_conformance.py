@@ -205,7 +205,7 @@ def test_slow_reader_holds_no_more_than_its_bound_and_loses_nothing(bench, publi
     publisher.publish([(f"{i:03}", b"x" * 1000) for i in range(300)])
     got, most = [], 0
 
-    def all_came():
+    def all_received():
         nonlocal most
         pulled = subscriber.pull(7)
         most = max(most, len(pulled) + len(getattr(subscriber, "_queue", ())))
@@ -213,7 +213,7 @@ def test_slow_reader_holds_no_more_than_its_bound_and_loses_nothing(bench, publi
         got.extend(pulled)
         return len(got) >= 300
 
-    wait_for(all_came, "300 messages")
+    wait_for(all_received, "300 messages")
     assert names(got) == [f"{i:03}" for i in range(300)]
     assert most <= 20
 
@@ -249,14 +249,14 @@ def test_message_acknowledged_to_killed_publisher_is_delivered(bench, subscriber
     missing = {name: name.encode() for name in acknowledged}
     assert len(missing) >= 100
 
-    def all_came():
+    def all_received():
         pulled = subscriber.pull(1000)
         subscriber.acknowledge(d.token for d in pulled)
         for delivery in pulled:
             assert missing.pop(delivery.message_id, delivery.payload) == delivery.payload
         return not missing
 
-    wait_for(all_came, "every message whose publication was confirmed")
+    wait_for(all_received, "every message whose publication was confirmed")
 
 
 def test_next_reader_gets_unacknowledged_messages_of_killed_reader(bench, publisher):

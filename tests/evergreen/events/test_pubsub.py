@@ -36,7 +36,7 @@ def bench(pubsub_server, tmp_path):
 
 
 @pytest.fixture
-def mortal_server(pubsub_server, tmp_path):
+def killable_server(pubsub_server, tmp_path):
     """A separate emulator that this test may kill."""
     emulator = Emulator(tmp_path)
     try:
@@ -46,15 +46,15 @@ def mortal_server(pubsub_server, tmp_path):
         emulator.stop()
 
 
-def test_server_that_dies_is_reported_and_ends_reconnect_when_it_is_back(mortal_server, tmp_path):
-    bench = BENCHES["pubsub"](tmp_path, mortal_server)
+def test_server_that_dies_is_reported_and_ends_reconnect_when_it_is_back(killable_server, tmp_path):
+    bench = BENCHES["pubsub"](tmp_path, killable_server)
     subscriber = bench.subscriber()
     publisher = PubsubPublisher(bench.names, publisher_client(seconds=1.0))
     try:
         publisher.publish([("before", b"1")])
         subscriber.acknowledge(d.token for d in pull(subscriber, count=1))
         assert subscriber.problem() is None
-        mortal_server.stop()
+        killable_server.stop()
         with pytest.raises(TemporaryError, match=bench.names.topic) as raised:
             publisher.publish([("during", b"2"), ("too", b"3")])
         # All messages of one publish request share the same error. If each message raised an error
@@ -67,7 +67,7 @@ def test_server_that_dies_is_reported_and_ends_reconnect_when_it_is_back(mortal_
         bench.expire_leases()
         # The watermark does not move while no message can arrive.
         assert subscriber.read_up_to() == mark
-        mortal_server.start()
+        killable_server.start()
 
         def back() -> bool:
             # The server is still down, or the subscription is still absent.
@@ -88,38 +88,38 @@ def test_server_that_dies_is_reported_and_ends_reconnect_when_it_is_back(mortal_
 
 
 def test_ack_unconfirmed_by_frozen_server_is_error_and_reading_continues(
-    mortal_server, tmp_path, monkeypatch
+    killable_server, tmp_path, monkeypatch
 ):
     """When the server resumes, the call is either processed or dropped.
 
     The message is acknowledged if the server processes the call, and delivered again if not.
     """
     monkeypatch.setattr(subscriber_module, "CALL_SECONDS", 0.5)
-    bench = BENCHES["pubsub"](tmp_path, mortal_server)
+    bench = BENCHES["pubsub"](tmp_path, killable_server)
     subscriber = bench.subscriber()
     try:
         bench.publisher().publish([("a", b"1")])
         (delivery,) = pull(subscriber, count=1)
-        mortal_server.freeze()
+        killable_server.freeze()
         with pytest.raises(TemporaryError, match=bench.names.subscription):
             subscriber.acknowledge([delivery.token])
         assert subscriber.pull(1) == []
-        mortal_server.thaw()
+        killable_server.thaw()
         bench.expire_leases()
         bench.publisher().publish([("b", b"2")])
         came: list[str] = []
 
-        def came_with_the_next_message():
+        def is_received():
             for delivery in subscriber.pull(2):
                 subscriber.acknowledge([delivery.token])
                 came.append(delivery.message_id)
             return "b" in came
 
-        wait_for(came_with_the_next_message, "the next message")
+        wait_for(is_received, "the next message")
         assert set(came) <= {"a", "b"}
         assert {delivery.message_id for delivery in bench.rest(subscriber)} <= {"a"}
     finally:
-        mortal_server.thaw()
+        killable_server.thaw()
         bench.close()
 
 

@@ -65,7 +65,7 @@ def test_error_of_first_item_is_reported_however_slow(tmp_path):
     assert "in refuse" in str(refused.value.__cause__)
 
 
-class Unlike:
+class UnpicklableError:
     """An exception that cannot be unpickled."""
 
     def __reduce__(self):
@@ -77,7 +77,7 @@ class Unlike:
 
 def test_error_that_cannot_be_pickled_is_reported_by_its_text():
     def refuse(_):
-        raise ContractError(Unlike())
+        raise ContractError(UnpicklableError())
 
     with raises(RuntimeError, "ContractError", "item 5"):
         forked.run_all(refuse, range(2), processes=2)

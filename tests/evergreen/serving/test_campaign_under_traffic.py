@@ -29,7 +29,7 @@ from tests.support.campaigns import Program, faults
 from tests.support.deployments import release
 from tests.support.real_servers import BackgroundTraffic, live_version
 
-BLOWS = (signal.SIGKILL, signal.SIGSTOP)
+SIGNALS = (signal.SIGKILL, signal.SIGSTOP)
 TURNS = [
     ("rollback", "rollback"),
     ("promote", "promote"),
@@ -132,28 +132,28 @@ def test_deployments_struck_at_random_moments_fail_no_request(
     expected = {name: toy.scores(workflow, *rows) for name, (workflow, toy) in expected.items()}
     target = DeploymentTarget(settings, start)
     controller = Program(lambda: start("controller", "--interval-seconds", "0.2"))
-    blows = [blow for blow in BLOWS for _ in range(faults(25))]
-    chance.shuffle(blows)
+    signals = [sent_signal for sent_signal in SIGNALS for _ in range(faults(25))]
+    chance.shuffle(signals)
     with Load(triton.grpc_url, rows) as load:
         wait_for(lambda: load.answers or load.failures)
         for victim, command in cycle(TURNS):
-            if not blows:
+            if not signals:
                 break
             controller.restart_if_ended()
             deployment = target.begin(command)
             time.sleep(chance.uniform(0.0, LONGEST[command]))
             if deployment.poll() is None:
-                blow = blows.pop()
-                struck[victim, blow.name] += 1
+                sent_signal = signals.pop()
+                struck[victim, sent_signal.name] += 1
                 if victim == "controller":
-                    controller.suffer(blow, chance.uniform(0.02, 0.6))
+                    controller.disturb(sent_signal, chance.uniform(0.02, 0.6))
                 else:
-                    deployment.send_signal(blow)
-                    time.sleep(chance.uniform(0.02, 0.6) if blow == signal.SIGSTOP else 0.0)
+                    deployment.send_signal(sent_signal)
+                    time.sleep(chance.uniform(0.02, 0.6) if sent_signal == signal.SIGSTOP else 0.0)
                     deployment.send_signal(signal.SIGCONT)
             codes[command, deployment.wait(120)] += 1
             assert live_version(client, rows) > 0
-            if len(blows) % 10 == 0:
+            if len(signals) % 10 == 0:
                 target.finish()
         target.finish()
         controller.end()

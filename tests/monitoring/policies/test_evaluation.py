@@ -86,7 +86,7 @@ def note_all(evaluator, made):
         evaluator.record_predictions(together.times, together.versions, canary=canary)
 
 
-def evaluate_in_bites(made, seed: int, *, bites: int, restarts: bool) -> list[str]:
+def evaluate_in_batches(made, seed: int, *, batches: int, restarts: bool) -> list[str]:
     """Return the lines of a monitor that gets the shuffled records in batches.
 
     Predictions arrive late, but within the grace period. The evaluator decides on each batch as
@@ -95,7 +95,7 @@ def evaluate_in_bites(made, seed: int, *, bites: int, restarts: bool) -> list[st
     random = np.random.default_rng(seed)
     arrival = {request.ids[0]: request.times[0] + random.uniform(0, GRACE) for request, _ in made}
     evaluator, lines = make_evaluator(), []
-    ends = sorted(random.uniform(START, START + 120, bites)) + [START + 200.0]
+    ends = sorted(random.uniform(START, START + 120, batches)) + [START + 200.0]
     began = START - 100.0
     for end in ends:
         new = [
@@ -140,12 +140,12 @@ def evaluate_in_bites(made, seed: int, *, bites: int, restarts: bool) -> list[st
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 10_000), st.integers(0, 10_000), st.integers(1, 30), st.booleans())
 def test_decision_lines_do_not_depend_on_batches_order_or_restarts(
-    traffic_seed, seed, bites, restarts
+    traffic_seed, seed, batches, restarts
 ):
     made = simulated_requests(traffic_seed)
-    expected = evaluate_in_bites(made, 0, bites=0, restarts=False)
+    expected = evaluate_in_batches(made, 0, batches=0, restarts=False)
     assert len(expected) > 5
-    assert evaluate_in_bites(made, seed, bites=bites, restarts=restarts) == expected
+    assert evaluate_in_batches(made, seed, batches=batches, restarts=restarts) == expected
 
 
 def requests(*times, version=1, rows=4):

@@ -289,11 +289,11 @@ def test_first_of_two_runs_created_at_same_time_remains(kubeflow, connect, other
     """
     stale, leader = connect(), connect()
 
-    def the_leader_is_faster(body):
+    def submit_first(body):
         kubeflow.before_create = lambda body: None
         assert leader.submit(request(other)) == "started"
 
-    kubeflow.before_create = the_leader_is_faster
+    kubeflow.before_create = submit_first
     assert stale.submit(request("a")) == answer
     assert [(run["display_name"], run["state"]) for run in kubeflow.runs] == [
         (other, "PENDING"),

@@ -344,12 +344,12 @@ def test_stored_messages_are_known_although_log_failed_during_turn(bench, monkey
     b = bench()
     monitor, done = b.start(), getattr(b.log, step)
 
-    def lose_the_answer(*arguments):
+    def lose_response(*arguments):
         monkeypatch.setattr(b.log, step, done)
         done(*arguments)
         raise TemporaryError("cut off")
 
-    monkeypatch.setattr(b.log, step, lose_the_answer)
+    monkeypatch.setattr(b.log, step, lose_response)
     publish(b.log, prediction("a", version=7))
     b.log.publish([("poison", b"no record")])
     with raises(TemporaryError, "cut off"):
