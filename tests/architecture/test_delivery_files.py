@@ -330,7 +330,7 @@ def test_candidate_is_tested_apart_and_promoted_with_folders_of_cluster(checkout
     (promoted := tmp_path / "promoted.yaml").write_bytes(kfp.uploads[-1])
     assert not read_locations(promoted).items() & apart.items()
     assert with_locations(promoted, locations) == with_locations(tried, {}), (
-        "all else is what was tried"
+        "all other settings must equal the tested settings"
     )
     assert len(kfp.runs) == 1, "promotion starts no run"
 

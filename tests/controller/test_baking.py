@@ -75,9 +75,9 @@ def journal_actions(settings):
 
 def test_good_version_is_baked_once_after_its_time_and_its_rows(deployment, bakes):
     deployment.release(1)
-    assert bakes().step({}).action == NONE, "the first version has nothing before it"
+    assert bakes().step({}).action == NONE, "no version precedes the first version"
     deployment.release(2)
-    assert bakes(later=61).step({}).action == STILL, "the monitor has said nothing"
+    assert bakes(later=61).step({}).action == STILL, "the monitor has no finding"
     write_state(deployment.settings, BAKES)
     assert bakes(later=61).step({}).action == STILL
     write_state(deployment.settings, WELL)
@@ -204,7 +204,7 @@ def test_corrupt_counters_end_run_with_their_name_and_nothing_else(deploy, setti
     controller.round()
     status = json.loads(controller.status.read_text())
     assert COUNTERS_FILE in status["problem"]
-    assert status["servers"], "the watchdog has looked all the same"
+    assert status["servers"], "the watchdog must probe nevertheless"
 
 
 def test_counters_with_fields_of_another_release_are_read_without_them(deployment, bakes):

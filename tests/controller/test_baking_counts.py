@@ -66,7 +66,7 @@ def test_p99_of_summed_buckets_is_that_of_all_requests_within_their_bucket():
     summed = {bound: sum(part[bound] for part in parts) for bound in parts[0]}
     expected = np.percentile(np.concatenate([slow, fast]), 99)
     assert bucket_quantile(summed, 0.99) == pytest.approx(expected, rel=0.2)
-    assert np.percentile(slow, 99) != pytest.approx(expected, rel=0.2), "no server has it"
+    assert np.percentile(slow, 99) != pytest.approx(expected, rel=0.2), "no server has this version"
     assert np.percentile(fast, 99) != pytest.approx(expected, rel=0.2)
 
 
@@ -82,7 +82,7 @@ def test_p99_of_fast_requests_is_not_below_them_by_whole_millisecond(low):
 def test_server_without_histogram_has_no_buckets():
     arm = Arm(model_name=MODEL_NAME, version=2)
     assert read_buckets(metrics_page(2, 9, 1.5), arm) is None
-    assert read_buckets(histogram(1, np.ones(9)), arm) is None, "it is of another version"
+    assert read_buckets(histogram(1, np.ones(9)), arm) is None, "the counts are of another version"
 
 
 class Rounds:
@@ -200,7 +200,7 @@ def test_p99_of_all_requests_must_be_too_high_for_any_split_over_servers(rounds)
 
 def test_slow_minute_after_release_rolls_nothing_back_and_three_do(rounds):
     assert rounds.pass_by(16, 90.0, 90.0)[1].action != ROLLED_BACK
-    assert rounds.pass_by(4, 90.0, 90.0)[0] == 1, "a minute, and twelve readings ten seconds apart"
+    assert rounds.pass_by(4, 90.0, 90.0)[0] == 1, "one minute, and twelve readings 10 s apart"
 
 
 def test_p99_is_not_evaluated_while_server_does_not_answer(rounds):

@@ -309,7 +309,9 @@ def test_warm_up_of_new_or_restarted_server_does_not_count_against_canary(instal
         installation.servers["a:1"].count(CANARY_NAME, 2, success=10, infer_us=10_000)
     assert step.decision.by_counts.latency_ratio == pytest.approx(1.0)
     server.count(CANARY_NAME, 2, success=500, infer_us=5_000_000)
-    assert installation.step(metrics=metrics).action == "aborted", "it is counted from then on"
+    assert installation.step(metrics=metrics).action == "aborted", (
+        "the counts of the restarted server must be used again"
+    )
 
 
 def test_canary_waits_while_server_is_unreadable_or_none_is_named(installation):
@@ -385,7 +387,9 @@ def test_shadow_answers_no_client_and_grows_only_if_started_again(installation):
     assert installation.plan().canary_share == 0.01
     assert canary_at_work(installation.store).share == 0.01
     sequence = installation.plan().sequence
-    assert installation.start().version == done.version, "a retried step starts nothing twice"
+    assert installation.start().version == done.version, (
+        "a retried step must start no second canary"
+    )
     assert installation.plan().sequence == sequence
 
 
@@ -435,7 +439,7 @@ def test_candidate_that_passes_gate_replaces_canary_and_live_version(installatio
         settings=installation.release_settings(),
     )
     assert current(installation.store).version == installation.plan().stable.version == done.version
-    assert installation.plan().canary is None, "clients leave it at once"
+    assert installation.plan().canary is None, "clients must leave the canary at once"
     assert installation.until_over().action == "ended"
     assert_clean(installation)
 
@@ -457,7 +461,7 @@ def test_next_canary_unloads_one_before_once_clients_have_left_it(
         done = release(*third, settings=installation.release_settings())
     if not is_plan_written:
         assert installation.plan().canary.version == before, (
-            "the release stands, and the plan is out of date"
+            "the release remains, and the plan is out of date"
         )
         installation.clock.advance(60)
     verdict = dataclasses.replace(
@@ -526,7 +530,7 @@ def test_rollback_ends_canary_and_next_step_unloads_it(installation, make_candid
     rollback(installation.release_settings(), to_version=1, reason="for the test")
     assert current(installation.store).version == 1
     assert (installation.plan().canary, installation.plan().stable.version) == (None, 1), (
-        "clients leave it at once"
+        "clients must leave the canary at once"
     )
     assert canary_at_work(installation.store) is None
     assert installation.until_over().action == "ended"
@@ -537,7 +541,7 @@ def test_canary_is_rolled_back_during_outage_and_unloaded_after_it(installation)
     installation.start()
     installation.servers["b:1"].crash()
     assert canary.abort(installation.settings(), "an incident").action == "aborted"
-    assert installation.plan().canary is None, "clients go first"
+    assert installation.plan().canary is None, "clients must leave before the unload"
     installation.clock.advance(6)
     with pytest.raises(TemporaryError):
         installation.step()
@@ -555,7 +559,7 @@ def test_server_that_is_down_does_not_prolong_bad_canary(installation):
     installation.pairs()
     with pytest.raises(TemporaryError):
         installation.step()
-    assert installation.plan().canary is not None, "a good one waits"
+    assert installation.plan().canary is not None, "a good canary must wait"
     installation.clock.advance(
         -12
     )  # These pairs are older, so the canary is evaluated on them first.
@@ -627,7 +631,7 @@ def test_change_during_read_of_evidence_is_not_overridden(installation):
         return installation.servers[address].metrics()
 
     assert installation.step(fetch=meanwhile).action == "changed"
-    assert done[0] == "aborted", "nobody is kept waiting while servers are read"
+    assert done[0] == "aborted", "an abort must not wait while servers are read"
     assert (installation.plan().canary, installation.plan().reason) == (None, "a person was faster")
     assert current(installation.store).version == 1
 
@@ -650,9 +654,7 @@ def test_start_that_server_refuses_changes_nothing(installation):
     assert_clean(installation)
     assert installation.actions()[-1] == "withdrawn"
     installation.start()
-    assert installation.plan().canary.version == 3, (
-        "a number that the journal named is never given again"
-    )
+    assert installation.plan().canary.version == 3, "a number from the journal must not be reused"
 
 
 def test_clock_that_was_set_back_cannot_keep_canary_draining_for_ever(installation):

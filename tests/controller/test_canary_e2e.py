@@ -163,7 +163,9 @@ def test_better_canary_grows_from_one_percent_to_all_without_failed_request(
     assert steps == [("grown", 0.05), ("grown", 0.25), ("released", 1.0), ("ended", None)]
     assert (load.failures, load.fallbacks, by_name.failures) == ([], {}, [])
     (unversioned,) = by_name.answers
-    assert set(unversioned[: before_release[0]]) == {1}, "who names no version never met the canary"
+    assert set(unversioned[: before_release[0]]) == {1}, (
+        "clients that name no version must not reach the canary"
+    )
     assert unversioned == sorted(unversioned)
     assert {1, 2} == set(load.versions)
     assert current(settings.store).version == 2
@@ -237,4 +239,4 @@ def test_servers_counters_are_those_of_each_arm_by_version(beside, triton, clien
     assert deltas["stable"]["failure"] == deltas["canary"]["failure"] == 0
     assert all(delta["infer_us"] > 0 for delta in deltas.values())
     assert sum(delta["infer_us"] for delta in deltas.values()) < elapsed_us
-    assert before["canary"]["success"] > 0, "warm-up and probe had been counted before the baseline"
+    assert before["canary"]["success"] > 0, "warm-up and probe must be counted before the baseline"

@@ -240,7 +240,9 @@ def test_latency_over_bound_aborts_and_all_failures_leave_no_latency():
     assert found.latency_ratio == pytest.approx(1.6)
     assert result_of(found, "latency ratio") == "fail"
     few = dataclasses.replace(slow, canary=ArmCounts(999, 0, 1.6e6))
-    assert check_counts(few, POLICY).action == HOLD, "too few for a mean that no stall moves"
+    assert check_counts(few, POLICY).action == HOLD, (
+        "one stall can change the mean of so few requests"
+    )
     nearly = dataclasses.replace(slow, canary=ArmCounts(1000, 0, 1.5e6))
     assert check_counts(nearly, POLICY).action == GROW
     neither = BothCounts(ArmCounts(0, 1000, 0), ArmCounts(0, 1000, 0))
@@ -274,7 +276,7 @@ def test_errors_tested_at_every_request_alarm_as_rarely_as_stated():
             sequential_binomial(int(k), n, allowed) < level for n, k in enumerate(failures, start=1)
         )
     assert alarms <= 200 * level + 2.33 * math.sqrt(200 * level * (1 - level))
-    assert sequential_binomial(80, 400, allowed) < level, "a doubled rate is seen"
+    assert sequential_binomial(80, 400, allowed) < level, "a doubled error rate must be found"
 
 
 @pytest.mark.parametrize(

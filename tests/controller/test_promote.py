@@ -47,7 +47,7 @@ def test_refused_model_goes_live_with_who_why_and_decision_of_gate(
     assert entry.reason == "we know better; the verdict was: auc is high enough"
     assert "@" in entry.who
     config = (Path(settings.repository) / "click_model" / "config.pbtxt").read_text()
-    assert "count: 2" in config, "it is served as what was served before"
+    assert "count: 2" in config, "the model must be served with the former options"
 
 
 def test_model_whose_verdict_is_stale_goes_live(settings, live, make_candidate, promote):

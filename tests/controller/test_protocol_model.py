@@ -50,7 +50,7 @@ RETRIED = Scenario(request_states=(OF_RUN, BACK, OF_RUN), **QUIET)
 def test_all_states_of_one_request_keep_every_property(name):
     found = explore(ProtocolModel(ONE_REQUEST[name]))
     assert found.states > 5_000
-    assert found.longest <= 20, "undisturbed moves until all is settled"
+    assert found.longest <= 20, "largest number of undisturbed moves to a final state"
 
 
 @pytest.mark.parametrize("name", TWO_REQUESTS)

@@ -153,7 +153,7 @@ def test_rollback_during_release_undoes_it_and_waits_for_no_rehearsal(deployment
     reconcile(deployment, checkpoint=request_rollback)
     assert state_of(deployment, request).result.action == REFUSED
     done = state_of(deployment, appended[0]).result
-    assert (done.action, done.version) == (DONE, 1), "what was live stays live"
+    assert (done.action, done.version) == (DONE, 1), "the live version must not change"
     actions = [entry.action for entry in read_entries(deployment.settings.store)]
     assert actions == ["intent", "release", "intent", "withdrawn"]
     deployment.check_all_is_well(1)
@@ -500,7 +500,7 @@ def test_abort_is_done_between_two_moves_of_another_change(deployment, change):
     assert after[:4] == [
         *("accept request", "write plan without canary", "answer request", "load on servers")
     ]
-    assert "restore configuration" not in moves, "the other change goes on"
+    assert "restore configuration" not in moves, "the other change must continue"
     deployment.check_all_is_well(4 if change == "release" else 1)
 
 

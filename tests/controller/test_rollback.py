@@ -59,7 +59,7 @@ def test_rollback_to_version_gone_from_repository_restores_it_under_load(
         assert rollback(settings, to_version=1, reason="auc fell").version == 1
     assert traffic.failures == []
     assert traffic.answers[0] == sorted(traffic.answers[0], reverse=True), (
-        "no request went forth again"
+        "no request may get a newer version after the rollback"
     )
     assert live_version(client, raw_rows(3)) == 1
     assert not (triton.repository / CANDIDATE_NAME).exists()

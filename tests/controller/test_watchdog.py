@@ -67,7 +67,7 @@ def test_stub_killed_under_load_is_healed_and_requests_succeed_again(
         traffic.more()
         kill_stubs(triton)
         wait_for(lambda: traffic.failures)
-        assert client.is_ready(MODEL_NAME, 1), "readiness lies, which is why the watchdog exists"
+        assert client.is_ready(MODEL_NAME, 1), "the server reports a dead model as ready"
         with pytest.raises(PermanentError, match="not healthy"):
             client.infer(MODEL_NAME, *raw_rows(3))
         assert findings(watchdog) == [HEALED]
@@ -213,7 +213,7 @@ def test_change_that_was_killed_is_undone(deploy, client, watchdog, settings, ra
         client.load(MODEL_NAME)
         assert live_version(client, raw_rows(3)) == 1
         controller.round()
-        assert live_version(client, raw_rows(3)) == 1, "while its lock is held it is at work"
+        assert live_version(client, raw_rows(3)) == 1, "a deployment that holds the lock is running"
     controller.round()
     assert controller.num_recovered == 1
     assert findings(watchdog) == [WELL]
@@ -259,7 +259,7 @@ def test_absent_server_is_reported_until_it_returns(deploy, client, triton, watc
     said = [
         r for r in caplog.records if r.levelname == "ERROR" and triton.grpc_url in r.getMessage()
     ]
-    assert len(said) == 1, "once, not at every round"
+    assert len(said) == 1, "one report, and not one in every round"
     triton.start()
     assert findings(watchdog) == [WELL]
 

@@ -117,7 +117,7 @@ def test_client_sends_its_certificate_if_server_requests_one(secure, authority, 
 
 
 @pytest.mark.parametrize(
-    "columns", [None, SHOP.features.columns], ids=["", "also the one that asks for columns"]
+    "columns", [None, SHOP.features.columns], ids=["", "also a request for columns"]
 )
 def test_each_call_carries_token(secure, authority, files, make_rows, columns):
     running = secure("triton")

@@ -63,7 +63,9 @@ class Command:
             assert self.process.poll() is None, (
                 f"the command ended with {self.process.returncode}:\n{self.output}"
             )
-            assert time.monotonic() < deadline, f"not within {seconds} s:\n{self.output}"
+            assert time.monotonic() < deadline, (
+                f"the text did not appear within {seconds} s:\n{self.output}"
+            )
             time.sleep(0.05)
 
     def end(self, *, seconds: float = 800) -> int:

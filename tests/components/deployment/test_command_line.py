@@ -28,7 +28,7 @@ def test_absent_registry_is_invalid_input_and_named(command, tmp_path, monkeypat
     main, words = COMMANDS[command]
     assert main([*words, "--store", "stoer"]) == 2
     assert f"--store is 'stoer', but {tmp_path}/stoer is not a folder" in capsys.readouterr().err
-    assert list(tmp_path.iterdir()) == [], "nothing is made of a slip of the hand"
+    assert list(tmp_path.iterdir()) == [], "a mistyped path must create no file"
 
 
 @pytest.mark.parametrize(

@@ -601,7 +601,7 @@ def test_lake_keeps_every_form_of_category_and_readers_see_categories(form, tmp_
         "short floats",
         "unsigned",
         "unsigned of 64 bits",
-        "truth values as texts",
+        "booleans as texts",
         "numbers as texts",
     ],
 )

@@ -26,7 +26,7 @@ def test_window_starts_after_last_training_row_of_parent(flags, released, run_ma
     assert run_main(flags, window_end="2026-03-02T00:00:00Z") == 0
     facts = read_notes(tmp_path / "my store", "run 1")[0].facts
     assert (facts["window_start"], facts["window_end"]) == ("", "2026-03-02T00:00:00Z"), (
-        "what `reproduce` asks again"
+        "the parameters that `reproduce` passes again"
     )
     first = RawDataset.read(flags["--output"])
     evaluated_by = rows_in(first.holdout_uri)
@@ -36,7 +36,7 @@ def test_window_starts_after_last_training_row_of_parent(flags, released, run_ma
     assert run_main(flags) == 0
     dataset = RawDataset.read(flags["--output"])
     assert dataset.num_train_rows + dataset.num_holdout_rows == 550, (
-        "those that evaluated the first are learned now"
+        "the first holdout rows are training rows now"
     )
     assert dataset.window_start is not None
     assert first.watermark < dataset.window_start <= dataset.first_event_time
@@ -55,10 +55,12 @@ def test_run_from_scratch_reads_lake_or_span_and_evaluates_on_unseen_rows(
     assert full.watermark == "2026-03-02T21:36:00+00:00"
     assert run_main(flags, parent="none", full_days="0.5") == 0
     half = RawDataset.read(flags["--output"])
-    assert (half.num_train_rows, half.num_holdout_rows) == (225, 25), "a tenth, all newer"
+    assert (half.num_train_rows, half.num_holdout_rows) == (225, 25), (
+        "the holdout is the newest tenth"
+    )
     assert run_main(flags, full_days="0.1") == 0
     assert RawDataset.read(flags["--output"]).num_train_rows == 44, (
-        "a round with a parent follows it"
+        "`full_days` must not limit a run with a parent"
     )
 
 

@@ -203,7 +203,7 @@ def test_chain_of_rounds_trains_on_each_row_once(
         newer = {row for row in fresh if ledger.times[row] > watermark}
         assert Counter(trained) == Counter({*fresh, *late} - newer)
         assert set(trained[: dataset.num_late_rows]) == late
-        assert sorted(trained) == trained, "rows come in the order of time"
+        assert sorted(trained) == trained, "rows must be in time order"
         assert len(holdout) + dataset.num_straddling_rows == len(newer)
         assert holdout
         replayed = rows_read(dataset.replay_uri, dataset.num_replay_rows)

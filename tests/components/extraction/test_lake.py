@@ -290,7 +290,7 @@ def test_every_late_click_makes_its_rows_label_1_and_changes_nothing_else(
     }
     rows_now = pa.concat_tables(read.values())
     assert rows_now.drop_columns("label").equals(table.drop_columns("label")), (
-        "order, times and features are as before"
+        "order, times and features must not change"
     )
     assert (
         (dataset.num_duplicates, dataset.num_malformed)
@@ -309,7 +309,7 @@ def test_datasets_version_changes_with_new_late_clicks(lake, table, run_step):
     assert (second.num_late_clicks, run_step(lake).outcomes_digest) == (1, second.outcomes_digest)
     write_outcomes(lake, "2026-03-01", missed[:1], name="part-2")
     again = run_step(lake)
-    assert again.digest == second.digest, "what was known already changes no row"
+    assert again.digest == second.digest, "outcomes that were used before must change no row"
     assert again.outcomes_digest != second.outcomes_digest
 
 
@@ -331,7 +331,7 @@ def test_replayed_rows_have_their_late_clicks_too(lake, table, run_step):
     assert set(labels) <= late
     in_window = [r for r in table.to_pylist() if r["event_time"].date().isoformat() == "2026-03-04"]
     assert dataset.num_late_clicks == sum(not r["label"] for r in in_window), (
-        "of the window's rows alone"
+        "only rows of the window count"
     )
 
 

@@ -57,7 +57,7 @@ def test_file_at_unexpected_path_is_named_and_refused_unless_skipped(lake, name,
         "day=YYYY-MM-DD/*.parquet" in str(caught.value)
     )
     assert f"""--set 'extraction.ignore=["{pattern}"]'""" in str(caught.value), (
-        "the way out is the one that works"
+        "the advised flag must work"
     )
     after = opened(lake, [pattern])
     assert after.days == before.days

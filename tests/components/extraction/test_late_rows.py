@@ -109,7 +109,7 @@ def test_files_of_each_requested_day_are_recorded_by_name_and_size(rounds, betwe
     sizes = {name: (rounds.lake / name).stat().st_size for name in ("day=2026-03-01/a.parquet",)}
     assert dataset.files["2026-03-01"] == {"a.parquet": sizes["day=2026-03-01/a.parquet"]}
     assert "2026-03-02" not in dataset.files
-    assert min(dataset.files) == "2025-03-02", "366 days before the last row learned"
+    assert min(dataset.files) == "2025-03-02", "366 days before the last training row"
     assert set(dataset.files["2026-03-03"]) == {"a.parquet", "b.parquet"}
 
 

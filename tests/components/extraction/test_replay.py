@@ -204,7 +204,7 @@ def test_old_rows_delivered_twice_are_drawn_once_and_malformed_ones_never(
         )
     )
     assert not malformed & set(rows)
-    assert dataset.num_malformed == 0, "the round that learned from that day has told"
+    assert dataset.num_malformed == 0, "the round that trained on this day has reported them"
 
 
 def test_long_days_are_read_in_parts_and_only_as_needed(
@@ -229,7 +229,9 @@ def test_long_days_are_read_in_parts_and_only_as_needed(
     assert (dataset.num_replay_holdout_rows, dataset.num_replay_rows) == (60, 60)
     assert len(dataset.replay_days) == 7
     assert len(read) == 14
-    assert sum(read) == pytest.approx(2 * 8 * 60, rel=0.02), "of the 5,200 rows of those days"
+    assert sum(read) == pytest.approx(2 * 8 * 60, rel=0.02), (
+        "few of the 5,200 rows of these days may be read"
+    )
 
 
 @pytest.mark.parametrize(

@@ -170,7 +170,7 @@ def test_run_continues_without_file_and_names_it(
     assert dataset.num_malformed == 0
     (note,) = runs.read_notes(tmp_path / "my store", "round 1")
     assert note.facts["quarantined_files"] == 1
-    assert (folder / NAME).read_bytes() == content, "the file of the user stays as it was"
+    assert (folder / NAME).read_bytes() == content, "the user's file must not change"
 
 
 @each_kind
@@ -275,7 +275,7 @@ def test_unfit_files_of_replayed_days_are_skipped_and_named(lake, hour, turn, ca
     assert [each["file"] for each in found.quarantined_files] == [NAME]
     assert found.num_replay_rows > 100
     assert not set(keys_in(found.replay_uri, found.replay_holdout_uri)) & set(keys_of(hour(BAD)))
-    assert NAME.partition("/")[2] in found.files["2026-03-01"], "its rows were learned"
+    assert NAME.partition("/")[2] in found.files["2026-03-01"], "its rows were used for training"
     assert found.unread_files == {}
 
 

@@ -130,7 +130,7 @@ def test_last_tenth_of_pass_is_scored_before_training_and_used_by_fit(
         "a loss",
         "the best of three",
         "no row",
-        "one row tells nothing",
+        "one row is no evidence",
     ],
 )
 def test_another_rate_is_chosen_only_if_it_is_better_by_more_than_chance(gains, best):
@@ -226,7 +226,7 @@ def test_mean_prediction_is_click_rate_of_all_rows_unless_newest_differ(
 @pytest.mark.parametrize(
     ("num_rows", "batch_size", "num_steps"),
     [(500, 512, 32), (500, 8, 63), (20_000, 512, 607)],
-    ids=["tiny window", "the asked-for size is the most", "enough rows"],
+    ids=["tiny window", "the requested size is the maximum", "enough rows"],
 )
 def test_few_rows_make_small_but_not_tiny_batches(
     planted, make_training_set, run, num_rows, batch_size, num_steps

@@ -67,7 +67,7 @@ def test_replayed_rows_keep_old_season_known_at_little_cost_to_new(
     old, new = season(planted, 8_000, seed=4, mark=-1.0), season(other, 8_000, seed=5, mark=1.0)
     known = roc_auc(old.labels, scores(parent, old))
     forgotten = known - roc_auc(old.labels, scores(alone, old))
-    assert forgotten > 0.1, "there is something to forget"
+    assert forgotten > 0.1, "the model without replayed rows must forget"
     groups = range(8_000)
     remembered = auc_difference(old.labels, scores(mixed, old), scores(alone, old), groups=groups)
     assert remembered.low > 0.7 * forgotten

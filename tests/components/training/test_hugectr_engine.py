@@ -139,7 +139,7 @@ def cut_vectors(folder):
         (change_key, "lacks 1 keys and has others twice"),
         (used_tail, "has values after row"),
     ],
-    ids=["cut", "absent", "a key twice", "moments elsewhere"],
+    ids=["cut", "absent", "a key twice", "moments of other keys"],
 )
 def test_incomplete_output_of_hugectr_is_no_model(
     spoil, message, double, make_engine, initial, rows, tmp_path

@@ -41,7 +41,7 @@ def test_model_folder_holds_all_that_next_steps_need(step, training_set, tmp_pat
     folder = local_path(model.uri)
     assert folder.parent == tmp_path / "a store" / "models"
     assert replace(model, training_set=None) == Model.read(folder / Model.MANIFEST), (
-        "the registry outlives the rows"
+        "the registry's files must remain without the rows"
     )
     trained_set = read_reference(model.training_set, TrainingSet, source="the model")
     assert (trained_set.train_uri, trained_set.raw_digest) == (

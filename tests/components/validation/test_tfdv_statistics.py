@@ -91,7 +91,7 @@ def test_counts_and_moments_are_exact_for_any_number_of_processes(files, frame, 
     counter = RowLabels()
     found = summarize_files(files, counter, processes=processes)
     assert [counter.labels[i] for i in range(9000)] == frame["label"].tolist(), (
-        "each row once, with its number"
+        "each row must occur once, with its number"
     )
     assert found.num_rows == 9000
     features = by_feature(found)

@@ -167,7 +167,7 @@ def test_step_and_scores_are_those_of_embedding_bags(tmp_path, initial):
         ((), "float16"),
         ((), "int8"),
     ],
-    ids=["all learnt", "own table", "shared table", "float16", "int8"],
+    ids=["all trained", "own table", "shared table", "float16", "int8"],
 )
 def test_graph_and_scorer_score_as_embedding_bags_do(initial, excluded, numbers):
     config, network, _ = initial

@@ -94,7 +94,7 @@ def test_lineage_is_shown_as_far_as_known_and_no_longer_than_page(write, tmp_pat
         ([("promote", 2)], False),
         ([("intent", 2), ("promote", 2), ("withdrawn", 2)], True),
     ],
-    ids=["taken back", "promoted since", "whose promotion was rolled back"],
+    ids=["rolled back", "promoted since", "whose promotion was rolled back"],
 )
 def test_model_that_was_rolled_back_is_blocked_until_person_promotes_it(write, after, is_blocked):
     card = write(

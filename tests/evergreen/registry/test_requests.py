@@ -275,7 +275,7 @@ def test_final_answer_is_that_of_runs_first_request_for_model(tmp_path, clock, a
     )
     assert requests.final_answer(tmp_path, "run-1", "m") is None
     append_answer(first, REFUSED, error="TemporaryError", reason="no server")
-    assert requests.final_answer(tmp_path, "run-1", "m") is None, "a retry asks again"
+    assert requests.final_answer(tmp_path, "run-1", "m") is None, "a retry must send a new request"
     append_answer(again, DONE, version=2)
     assert requests.final_answer(tmp_path, "run-1", "m").id == again.request
     assert requests.final_answer(tmp_path, "run-1", "n") is None

@@ -47,7 +47,7 @@ def open_inner(workflow, names):
 
 
 @pytest.mark.parametrize(
-    "excluded", [(), ("standard", "range")], ids=["all learnt", "some excluded"]
+    "excluded", [(), ("standard", "range")], ids=["all trained", "some excluded"]
 )
 def test_graph_computes_numeric_columns_by_their_options(excluded):
     values = {name: values_of(name, 300) for name in EVERY_KIND.numeric}
@@ -147,7 +147,7 @@ EDGES = sorted(
 )
 
 
-@pytest.mark.parametrize("excluded", [(), ("shop",)], ids=["learnt", "excluded"])
+@pytest.mark.parametrize("excluded", [(), ("shop",)], ids=["trained", "excluded"])
 def test_column_that_is_served_as_one_value_has_it_in_every_row(excluded):
     options = {
         "shop": CategoricalOptions(served_as="5"),

@@ -167,7 +167,7 @@ def transitions(deployment):
         (BAD, ROLLBACK, 1, (*{name for name, _ in ROLLBACK_CHECKPOINTS}, "none"), 5),
         pytest.param(BAD, ROLLBACK, 1, range(999), 30, marks=pytest.mark.slow),
     ],
-    ids=["baked", "taken back", "taken back, each boundary"],
+    ids=["baked", "rolled back", "rolled back, each boundary"],
 )
 def test_controller_that_was_killed_makes_its_transition_once(
     baking_deployment, kill, state, action, live, checkpoints, least
