@@ -14,7 +14,8 @@ from benchmarks import page as performance
 from benchmarks.__main__ import PLANS
 from testing.paths import REPOSITORY
 
-# Hidden folders and build/ contain ignored files, and .venvs/ a hundred thousand files.
+# Hidden folders and build/ contain ignored files. For example, .venvs/ contains a hundred thousand
+# files.
 PAGES = sorted(
     page
     for path in REPOSITORY.iterdir()

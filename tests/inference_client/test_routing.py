@@ -63,8 +63,8 @@ def test_corrupt_plan_leaves_last_good_one_in_force_and_is_reported_once(
             await until(lambda: len(reads) >= 3)
         assert "traffic.json is" in client.plan.problem
         assert (await client.score(*make_rows(2))).canary
-        # A bug in the reading of the plan has the same effect as a storage error: the last plan
-        # stays in force.
+        # If the client's code fails while it reads the plan, the client keeps the last plan. A
+        # storage error has the same effect.
         storage, client.plan.objects = client.plan.objects, None
         await until(lambda: "NoneType" in client.plan.problem)
         publish(make_plan(2, canary=None))

@@ -69,10 +69,10 @@ def test_queue_time_per_request_is_correct(pods, moment):
         recorded_series(),
         [
             Question(close_to(query, true_queue_time(moment, pods)), f"{moment}s", TRUE),
-            # The query's window has 60 s. If it starts between two readings, the first and the last
-            # reading in it are 55 s apart. Prometheus extrapolates all counters of a model by the
-            # same factor. In the window of a model's first request, one counter can have one
-            # reading more than another, and then their factors differ.
+            # The query's window has 60 s. A window that starts between two readings contains 12
+            # readings, the first and the last of which are 55 s apart. Prometheus extrapolates all
+            # counters of a model by the same factor. In the window of a model's first request, two
+            # counters can have different numbers of readings, and then their factors differ.
             Question(close_to(query, between, share=0.01), f"{moment + 2}s", TRUE),
             Question(
                 close_to(query, 1.02 * true_queue_time(moment, pods), share=0.01),

@@ -54,7 +54,7 @@ def passes(container: Manifest, probe: str, status: Path) -> bool:
 
 @pytest.fixture
 def share(tmp_path) -> Path:
-    """The shared folder, as the first container of the pod leaves it."""
+    """The shared folder in the state after the first container of the pod has run."""
     (tmp_path / "share" / "store").mkdir(parents=True)
     return tmp_path / "share"
 

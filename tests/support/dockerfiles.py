@@ -119,7 +119,7 @@ def environment(image: str) -> str | None:
 def lock(image: str) -> str | None:
     """Return the lock that the image installs, without `.lock`.
 
-    Returns None if NVIDIA's image has the packages.
+    Returns None if the image installs no lock, because NVIDIA's base image has the packages.
     """
     return LOCKS.get(image, environment(image))
 

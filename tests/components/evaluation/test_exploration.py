@@ -111,8 +111,8 @@ def test_clear_gain_is_found_and_its_opposite_too():
     found = reordering_gain(log.rows)
     assert 0 < found.low < log.gains.sum() / log.disputed.sum() < found.high
     assert found.num_lists == 20_000
-    # The candidate's scores are negated. Each pair that both models ordered alike is now disputed,
-    # and each formerly disputed pair is now ordered alike. The gain is negative.
+    # The candidate's scores are negated, so the disputed pairs are exactly the pairs on which both
+    # models agreed before. The gain is negative.
     flipped = reordering_gain(log.rows._replace(candidate=-log.rows.candidate))
     assert flipped.high < 0
     assert found.disputed_share + flipped.disputed_share == pytest.approx(1)

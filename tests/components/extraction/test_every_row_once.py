@@ -38,8 +38,8 @@ class Lineage:
     """Files that had already arrived when the model was trained."""
     trained: Counter[int] = field(default_factory=Counter)
     passed_over: set[int] = field(default_factory=set)
-    """Rows that arrived too late. The day of such a row was older than `late_days`, or older than
-    the days that a run from scratch reads."""
+    """Rows that no run used, because their files arrived too late. The day of such a row was older
+    than `late_days`, or older than the days that a run from scratch reads."""
 
 
 @dataclass
