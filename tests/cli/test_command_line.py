@@ -8,7 +8,7 @@ from cli.__main__ import main
 from evergreen.runtime.errors import ContractError
 from pipelines.package import read_parameters
 from testing.recommenders import accept_into
-from tests.support.errors import says
+from tests.support.errors import raises_text
 
 GOLDEN = Path(__file__).parents[1] / "pipelines" / "golden" / "retraining.yaml"
 
@@ -68,7 +68,7 @@ def test_from_scratch_continues_no_model_and_is_compared_with_none():
         **scratch,
     }
     assert read_parameters(GOLDEN, ["parent=none"], from_scratch=True) == scratch
-    with says(ContractError, "from-scratch-champion"):
+    with raises_text(ContractError, "from-scratch-champion"):
         read_parameters(GOLDEN, ["champion=current"], from_scratch=True)
 
 

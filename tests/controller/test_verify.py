@@ -207,15 +207,15 @@ def _spoil(path):
     path.write_bytes(content)
 
 
-def _kept(done):
+def _stored_graph(done):
     return local_path(done.graph_uri)
 
 
 @pytest.mark.parametrize(
     ("tamper", "differing"),
     [
-        (lambda store, done: _spoil(_kept(done)), {"graph"}),
-        (lambda store, done: _kept(done).unlink(), {"graph"}),
+        (lambda store, done: _spoil(_stored_graph(done)), {"graph"}),
+        (lambda store, done: _stored_graph(done).unlink(), {"graph"}),
         (
             lambda store, done: _spoil(
                 _largest(model_folder(store, done.model_id) / Model.WEIGHTS)
@@ -260,8 +260,8 @@ def test_tampering_is_named_and_rows_are_still_evaluated_by_valid_parts(
 def test_manifest_rewritten_to_match_tampered_graph_contradicts_journal(released, lake, store):
     done = released()
     folder = lake(done)
-    _spoil(_kept(done).with_name(DATA_FILE))
-    forged = {**done.sha256, "graph": graph_sha256(_kept(done).parent)}
+    _spoil(_stored_graph(done).with_name(DATA_FILE))
+    forged = {**done.sha256, "graph": graph_sha256(_stored_graph(done).parent)}
     dataclasses.replace(done, sha256=forged).write(release_path(store, VERSION))
     held = {
         check.name: check.held for check in verify(VERSION, store, FolderObjects(folder)).checks
@@ -273,7 +273,7 @@ def test_manifest_rewritten_to_match_tampered_graph_contradicts_journal(released
 def test_golden_rows_that_graph_does_not_answer_are_named(released, lake, store):
     done = released()
     folder = lake(done)
-    path = _kept(done).with_name("golden.npz")
+    path = _stored_graph(done).with_name("golden.npz")
     with np.load(path) as arrays:
         golden = dict(arrays)
     golden["expected"][5] += np.float32(0.01)
@@ -286,8 +286,8 @@ def test_golden_rows_that_graph_does_not_answer_are_named(released, lake, store)
 def test_golden_rows_that_hold_and_are_not_released_ones_are_named(released, lake, store):
     done = released()
     folder = lake(done)
-    GoldenRows.load(_kept(done).with_name("golden.npz")).take(slice(5)).save(
-        _kept(done).with_name("golden.npz")
+    GoldenRows.load(_stored_graph(done).with_name("golden.npz")).take(slice(5)).save(
+        _stored_graph(done).with_name("golden.npz")
     )
     (check,) = [c for c in verify(VERSION, store, FolderObjects(folder)).checks if c.held is False]
     assert (check.name, "as released" in check.detail) == ("golden rows", True)

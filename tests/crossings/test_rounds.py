@@ -56,7 +56,7 @@ def three(chain, tmp_path_factory):
     return later, [*chain.rounds, later.turn_to_training("round-3")]
 
 
-def _learned(this, cache):
+def _training_rows(this, cache):
     """Return the identities of the rows that training reads in this round.
 
     The number of rows must match the manifest.
@@ -94,7 +94,7 @@ def _lake(chain):
 
 def test_lineage_trains_on_each_row_once_and_evaluates_it_in_next_run(three, tmp_path):
     chain, rounds = three
-    trained = [_learned(this, tmp_path) for this in rounds]
+    trained = [_training_rows(this, tmp_path) for this in rounds]
     holdout = [keys_in(this.extraction.holdout_uri) for this in rounds]
     assert set(Counter(key for keys in trained for key in keys).values()) == {1}
     for before, after in zip(holdout, trained[1:]):

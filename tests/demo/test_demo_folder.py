@@ -35,7 +35,7 @@ from evergreen.recommender_file.draft import draft, read_sample
 from evergreen.registry.runs import RunOutcome, write_outcome
 from evergreen.runtime.errors import ContractError, PermanentError, run_again
 from testing.releases import passing_verdict
-from tests.support.errors import raises, says
+from tests.support.errors import raises, raises_text
 
 
 def test_second_demo_in_folder_is_refused_and_firsts_files_stay(tmp_path):
@@ -43,7 +43,7 @@ def test_second_demo_in_folder_is_refused_and_firsts_files_stay(tmp_path):
     with start_clean(folder):
         (folder / "lake").mkdir()
         with (
-            says(ContractError, "another-demo", folder=folder),
+            raises_text(ContractError, "another-demo", folder=folder),
             start_clean(folder),
         ):
             pass
@@ -64,7 +64,7 @@ def test_killed_demo_leaves_folder_to_next_demo(tmp_path):
 
 
 def test_only_finished_demo_can_be_opened(tmp_path):
-    with says(ContractError, "no-demo", folder=tmp_path):
+    with raises_text(ContractError, "no-demo", folder=tmp_path):
         open_demo(tmp_path)
     assert list(tmp_path.iterdir()) == []
 

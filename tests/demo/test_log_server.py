@@ -12,7 +12,7 @@ from demo.stack import Stack, tagged_processes
 from evergreen.events.locations import open_subscriber
 from evergreen.runtime.errors import ContractError
 from testing.processes import wait_for
-from tests.support.errors import raises, says
+from tests.support.errors import raises, raises_text
 from tests.support.log_benches import open_log
 
 
@@ -44,7 +44,7 @@ def test_missing_emulator_and_missing_java_are_each_named(tmp_path, java):
     with raises(ContractError, "emulator is absent"):
         find_emulator({"PATH": str(java)})
     script = program(tmp_path / "emulator" / "cloud-pubsub-emulator")
-    with says(ContractError, "no-java", emulator=script):
+    with raises_text(ContractError, "no-java", emulator=script):
         find_emulator({"PATH": str(script.parent)})
 
 

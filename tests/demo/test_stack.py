@@ -10,7 +10,7 @@ from demo.demo import describe_step
 from demo.stack import JsonLines, ProcessDied, Stack, tagged_processes
 from evergreen.registry.runs import StepNote
 from testing.processes import wait_for
-from tests.support.errors import raises, says
+from tests.support.errors import raises, raises_text
 
 SLEEP = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)"]
 STUBBORN = [
@@ -56,7 +56,7 @@ def test_process_that_ignores_sigterm_is_killed(stack, tmp_path):
 
 def test_end_of_process_is_reported_with_last_line_of_log(stack, tmp_path):
     stack.start("server", [sys.executable, "-c", "raise SystemExit('port 80 is taken')"])
-    with says(
+    with raises_text(
         ProcessDied,
         "process-ended",
         name="server",

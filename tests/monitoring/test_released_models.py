@@ -28,7 +28,7 @@ def blank(manifest, **values):
     return manifest(**unset, **values)
 
 
-def keep(store, *, version=7, model_id="m1", candidate=None, newest_row=None):
+def store_released(store, *, version=7, model_id="m1", candidate=None, newest_row=None):
     blank(Release, version=version, model_id=model_id).write(release_path(store, version))
     if newest_row is not None:
         store_model(store, model_id, watermark=newest_row)
@@ -43,7 +43,7 @@ TRAINED_UNTIL = "2026-01-02T03:04:05+00:00"
 
 
 def test_gate_auc_and_newest_training_row_of_released_model_are_found(tmp_path):
-    keep(tmp_path, candidate=GATE, newest_row=TRAINED_UNTIL)
+    store_released(tmp_path, candidate=GATE, newest_row=TRAINED_UNTIL)
     trained_until = datetime.fromisoformat(TRAINED_UNTIL).timestamp()
     assert ReleasedModels(tmp_path).baseline(7) == Baseline(
         auc=0.8, low=0.79, high=0.81, trained_until=trained_until
@@ -54,7 +54,7 @@ def test_gate_auc_and_newest_training_row_of_released_model_are_found(tmp_path):
     "candidate", [None, {"auc": None, "auc_low": None, "auc_high": None}, {}], ids=str
 )
 def test_version_without_verdict_or_auc_has_no_gates_auc(tmp_path, candidate):
-    keep(tmp_path, candidate=candidate, newest_row=TRAINED_UNTIL)
+    store_released(tmp_path, candidate=candidate, newest_row=TRAINED_UNTIL)
     known = ReleasedModels(tmp_path).baseline(7)
     assert (known.auc, known.low, known.high) == (None, None, None)
     assert known.trained_until is not None
@@ -65,14 +65,14 @@ def test_version_without_verdict_or_auc_has_no_gates_auc(tmp_path, candidate):
 def test_training_rows_of_model_are_unknown_if_its_manifest_lacks_them(
     tmp_path, trained_until, caplog
 ):
-    keep(tmp_path, candidate=GATE, newest_row=trained_until)
+    store_released(tmp_path, candidate=GATE, newest_row=trained_until)
     assert ReleasedModels(tmp_path).baseline(7) == Baseline(auc=0.8, low=0.79, high=0.81)
     assert "the training rows of model version 7 are unknown" in caplog.text
 
 
 @pytest.mark.parametrize("harmed", ["verdict", "release"])
 def test_unreadable_file_is_reported_and_ends_no_monitor(tmp_path, caplog, harmed):
-    keep(tmp_path, candidate=GATE, newest_row=TRAINED_UNTIL)
+    store_released(tmp_path, candidate=GATE, newest_row=TRAINED_UNTIL)
     path = verdict_paths(tmp_path, "m1")[0] if harmed == "verdict" else release_path(tmp_path, 7)
     path.write_text("{")
     known = ReleasedModels(tmp_path).baseline(7)

@@ -34,7 +34,7 @@ def _whole(text: str) -> str:
     return before + re.escape(text) + after
 
 
-def says(kind: type[BaseException], message: str, **values: object):
+def raises_text(kind: type[BaseException], message: str, **values: object):
     """Expect an error whose whole text is the entry `message` of `tests/messages.yaml`.
 
     Args:

@@ -105,11 +105,11 @@ def test_slices_are_measured_on_their_own_rows():
     measured = {
         part.name: part for part in measure_slices(rows, slices, dict.fromkeys(expected, 0.5))
     }
-    for name, kept in expected.items():
-        np.testing.assert_array_equal(slices[name], kept)
-        part, groups, labels = measured[name], rows.groups[kept], rows.labels[kept]
-        assert (part.num_rows, part.p_value) == (kept.sum(), 0.5)
-        by_both = rows.candidate[kept], rows.champion[kept]
+    for name, mask in expected.items():
+        np.testing.assert_array_equal(slices[name], mask)
+        part, groups, labels = measured[name], rows.groups[mask], rows.labels[mask]
+        assert (part.num_rows, part.p_value) == (mask.sum(), 0.5)
+        by_both = rows.candidate[mask], rows.champion[mask]
         for quality, scores in zip((part.candidate, part.champion), by_both):
             assert quality.auc == pytest.approx(sklearn_metrics.roc_auc_score(labels, scores))
             estimate = auc_estimate(labels, scores, groups=groups)
@@ -125,7 +125,7 @@ def test_slices_are_measured_on_their_own_rows():
         assert part.log_loss_change == pytest.approx(now / before - 1)
     for column in ("hour", "user"):
         assert (
-            sum(kept.sum() for name, kept in slices.items() if name.startswith(f"{column}: "))
+            sum(mask.sum() for name, mask in slices.items() if name.startswith(f"{column}: "))
             == 3000
         )
 
@@ -167,7 +167,7 @@ def test_row_belongs_to_slice_of_each_list_element_and_counts_once_in_it():
         columns=("item", "tags", "tags", "tags"),
     )
     slices = cut_slices(made, is_first_round=True, shown=ShownValues(words={"tags": {5: "jazz"}}))
-    found = {name: kept.tolist() for name, kept in slices.items() if name.startswith("tags: ")}
+    found = {name: mask.tolist() for name, mask in slices.items() if name.startswith("tags: ")}
     names = {"tags: 'jazz'": 5, "tags: 6": 6, "tags: 7": 7, "tags: 8": 8}
     assert found == {
         **{name: [element in row for row in rows] for name, element in names.items()},
@@ -261,8 +261,8 @@ def test_report_is_one_closed_page_that_fetches_nothing(make_round):
     page = made.path("report.html").read_text()
     assert_needs_nothing(page)
     assert "<b>champion</b>" not in page
-    (kept,) = made.store.glob("runs/*/evaluation_report.html")
-    assert kept.read_text() == page, "the registry's copy must survive an empty work folder"
+    (mask,) = made.store.glob("runs/*/evaluation_report.html")
+    assert mask.read_text() == page, "the registry's copy must survive an empty work folder"
     assert "&lt;b&gt;champion&lt;/b&gt;" in page
     for expected in ("The gate accepted it", "strongest evidence against", "<polyline"):
         assert expected in page

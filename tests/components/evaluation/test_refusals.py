@@ -119,7 +119,7 @@ def test_candidate_better_calibrated_than_champion_passes_calibration():
 def test_rows_sampled_with_weights_are_evaluated_as_all_rows_are():
     drawn = draw(np.random.default_rng(5), rows=40_000, rate=0.03)
     clicked = drawn.labels == 1
-    kept = clicked | (np.random.default_rng(6).random(len(clicked)) < 0.1)
+    sampled = clicked | (np.random.default_rng(6).random(len(clicked)) < 0.1)
     part = np.random.default_rng(7).random(len(clicked)) < 0.5
     harmed = np.where(part, np.clip(drawn.candidate * 2.5, 0, 0.9), drawn.candidate)
     weights = np.where(clicked, 1, 10)
@@ -134,16 +134,21 @@ def test_rows_sampled_with_weights_are_evaluated_as_all_rows_are():
             drawn.labels[rows], candidate[rows], drawn.champion[rows], **models, **weights
         )
 
-    passing = answer(drawn.candidate, kept, weights=weights[kept])
+    passing = answer(drawn.candidate, sampled, weights=weights[sampled])
     assert passing.decision == "pass"
-    ratio = (drawn.candidate * weights)[kept].sum() / clicked.sum()
+    ratio = (drawn.candidate * weights)[sampled].sum() / clicked.sum()
     assert check_of(passing, "calibration").value == pytest.approx(ratio)
-    by_weight, of_all = answer(harmed, kept, weights=weights[kept]), answer(harmed, slice(None))
+    by_weight, of_all = (
+        answer(harmed, sampled, weights=weights[sampled]),
+        answer(harmed, slice(None)),
+    )
     assert by_weight.decision == of_all.decision == "fail"
     assert check_of(by_weight, SLICES).result == "fail"
     # Without weights, the high click rate of the sample hides the difference.
-    assert check_of(answer(harmed, kept), SLICES).result == "pass"
-    assert answer(drawn.candidate, kept, weights=np.zeros(kept.sum())).decision == "inconclusive"
+    assert check_of(answer(harmed, sampled), SLICES).result == "pass"
+    assert (
+        answer(drawn.candidate, sampled, weights=np.zeros(sampled.sum())).decision == "inconclusive"
+    )
 
 
 def test_calibration_that_chance_explains_does_not_fail():

@@ -120,10 +120,10 @@ def test_without_champion_floor_decides(make_round):
 def test_store_contains_what_later_promotion_and_monitor_need(make_round):
     made = make_round()
     main(made.flags(min_auc=0.99))
-    kept, raw = registry.verdict_paths(made.store, "candidate")
-    assert Verdict.read(kept) == verdict_of(made)
+    stored_copy, raw = registry.verdict_paths(made.store, "candidate")
+    assert Verdict.read(stored_copy) == verdict_of(made)
     assert RawDataset.read(raw).digest == made.raw.digest
-    assert not Verdict.read(kept).accepted
+    assert not Verdict.read(stored_copy).accepted
     document = json.loads(registry.scores_path(made.store, "candidate").read_text())
     expected = np.histogram(scores_of(verdict_of(made))["candidate"], document["edges"])[0]
     assert document["counts"] == expected.tolist()
@@ -346,8 +346,10 @@ def run_as_component(made):
         "drift": [],
         "raw_digest": "digest",
     }
-    kept = keep(ValidationReport(**report, **files, num_rows=1), made.path("validation_report"))
-    made.change("training_set", validation_report=kept)
+    stored_copy = keep(
+        ValidationReport(**report, **files, num_rows=1), made.path("validation_report")
+    )
+    made.change("training_set", validation_report=stored_copy)
     made.change("raw", recommender=shop_with(gate={"max_auc_loss": 0.01}))
     parameters = {
         "run": made.run,

@@ -34,7 +34,7 @@ from evergreen.storage.uris import local_path
 from inference_client.rows import feature_rows
 from testing.recommenders import accept_into
 from tests.support.archives import day_folders
-from tests.support.errors import raises, says
+from tests.support.errors import raises, raises_text
 from tests.support.lakes import rows_in
 
 SHOP = Features(numeric=("price", "age of item"), categorical=("item", "shop", "city"))
@@ -112,7 +112,7 @@ def test_lake_of_any_features_is_extracted_with_description_in_manifest(tmp_path
 
 def test_columns_are_chosen_by_recommenders_names():
     assert excluded_columns(["city", "price"], SHOP) == ["age of item", "item", "shop"]
-    with says(
+    with raises_text(
         ContractError,
         "unknown-column",
         names=["I1"],
@@ -346,11 +346,11 @@ def test_only_malformed_line_is_stored_with_its_number_and_reason(tmp_path, colu
     counts, in_lake, _ = ingested(
         tmp_path, tmp_path / "clicks.csv", names=replace(OWN_NAMES, row="row")
     )
-    (kept,) = map(
+    (rejected,) = map(
         json.loads, (tmp_path / "replay.parquet.malformed_rows.jsonl").read_text().splitlines()
     )
-    assert (kept["line"], kept["text"]) == (8, lines[7])
-    assert kept["reason"].startswith(reason)
+    assert (rejected["line"], rejected["text"]) == (8, lines[7])
+    assert rejected["reason"].startswith(reason)
     assert (counts.malformed, len(in_lake)) == (1, 199)
     assert (counts.lines["rows"], counts.lines["rejected"], counts.lines["header"]) == (199, 1, 1)
 
@@ -373,12 +373,12 @@ def test_weights_come_from_files_and_wrong_one_makes_its_row_malformed(tmp_path,
     (pq.write_table if form == "parquet" else write_csv)(pa.Table.from_pylist(own), path)
     _, in_lake, _ = ingested(tmp_path, path, names=names)
     assert weights_of(in_lake, WEIGHT) == weights_of(rows[:7] + rows[8:])
-    (kept,) = map(
+    (rejected,) = map(
         json.loads, (tmp_path / "replay.parquet.malformed_rows.jsonl").read_text().splitlines()
     )
-    assert kept["line"] == (8 if form == "parquet" else 9)
-    assert kept["reason"].startswith("counts is ")
-    assert kept["reason"].endswith(" expected a finite number of at least 0")
+    assert rejected["line"] == (8 if form == "parquet" else 9)
+    assert rejected["reason"].startswith("counts is ")
+    assert rejected["reason"].endswith(" expected a finite number of at least 0")
     with raises(ContractError, "lacks", ["weigth"], "shop"):
         ingested(tmp_path, path, names=replace(names, weight="weigth"))
 
@@ -453,16 +453,16 @@ def test_missing_columns_duplicate_columns_and_absent_times_are_reported(tmp_pat
     with raises(ContractError, "lacks.csv", "lacks", ["shop"], "has ['remark'"):
         ingested(tmp_path, tmp_path / "lacks.csv")
     (tmp_path / "twice.csv").write_text(text.replace("remark", "shop", 1))
-    with says(ContractError, "columns-twice", file=tmp_path / "twice.csv", columns=["shop"]):
+    with raises_text(ContractError, "columns-twice", file=tmp_path / "twice.csv", columns=["shop"]):
         ingested(tmp_path, tmp_path / "twice.csv")
     (tmp_path / "label.csv").write_text(text.replace("clicked", "bought", 1))
     with raises(ContractError, "label.csv", "no column 'clicked'", "shop"):
         ingested(tmp_path, tmp_path / "label.csv")
     names = replace(OWN_NAMES, event_time="event_time")
     (tmp_path / "times.csv").write_text(own_text(shop_rows(5), names, leave_out=("event_time",)))
-    with says(ContractError, "no-times", file=tmp_path / "times.csv", day="2026-03-07"):
+    with raises_text(ContractError, "no-times", file=tmp_path / "times.csv", day="2026-03-07"):
         ingested(tmp_path, tmp_path / "times.csv", names=names)
-    with says(ContractError, "one-of-both-days"):
+    with raises_text(ContractError, "one-of-both-days"):
         ingested(tmp_path, tmp_path / "times.csv", days=3)
 
 
@@ -636,7 +636,7 @@ def test_lake_and_client_make_same_categories_of_values_of_any_type(tmp_path, na
 def test_booleans_are_two_categories_in_lake_and_client_in_any_spelling(
     tmp_path, name, values, is_list
 ):
-    kept = {"item": pa.string(), "user": pa.int64()}[name]
+    rejected = {"item": pa.string(), "user": pa.int64()}[name]
     features = WORDS
     if is_list:
         features = replace(WORDS, lists=("tags",), list_options={"tags": ListOptions(table=name)})
@@ -658,7 +658,7 @@ def test_booleans_are_two_categories_in_lake_and_client_in_any_spelling(
             (batch,) = RawParquet(path=path, features=features, with_words=with_words).batches(
                 malformed
             )
-        held = kept if with_words else pa.int64()
+        held = rejected if with_words else pa.int64()
         assert batch.schema.field(column).type == (pa.list_(held) if is_list else held)
         pq.write_table(pa.Table.from_batches([batch]), path := tmp_path / "lake.parquet")
     found = batch.column(column).to_pylist()
@@ -848,12 +848,12 @@ def test_lake_keeps_every_form_of_list_and_readers_see_categories(form, tmp_path
         settings=IngestSettings(),
     )
     (in_lake,) = (tmp_path / "lake").rglob("*.parquet")
-    kept = pq.read_table(in_lake, partitioning=None)
+    rejected = pq.read_table(in_lake, partitioning=None)
     for name, lists in {
         "seen": NUMBER_LISTS,
         **({"tags": WORD_LISTS} if form != "categories" else {}),
     }.items():
-        assert list(map(elements, kept[name].to_pylist())) == list(map(elements, lists))
+        assert list(map(elements, rejected[name].to_pylist())) == list(map(elements, lists))
     with MalformedRows(tmp_path / "malformed.jsonl") as malformed:
         (batch,) = RawParquet(path=in_lake, features=LISTS).batches(malformed)
     assert (malformed.num_rows, malformed.schema_mismatches) == (0, [])

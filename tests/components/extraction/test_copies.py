@@ -50,7 +50,7 @@ def row(request: str, number: int = 0, *, seconds: int = 0, **values) -> dict:
     }
 
 
-def kept(*rows: dict):
+def deduplicated(*rows: dict):
     table, copies = newest_copies(pa.Table.from_pylist(list(rows), SCHEMA), FEATURES)
     return table.to_pylist(), (copies.num_equal, copies.num_updated, copies.num_conflicting)
 
@@ -58,13 +58,13 @@ def kept(*rows: dict):
 def test_row_written_again_with_its_click_has_click():
     shown, clicked = row("q", seconds=5), row("q", seconds=5, label=1)
     for rows in itertools.permutations([shown, clicked, shown]):
-        assert kept(*rows) == ([clicked], (1, 1, 0))
+        assert deduplicated(*rows) == ([clicked], (1, 1, 0))
 
 
 def test_later_of_two_times_counts_even_without_click():
     first, second = row("q", seconds=5, label=1), row("q", seconds=6)
     for rows in itertools.permutations([first, second]):
-        assert kept(*rows) == ([second], (0, 1, 0))
+        assert deduplicated(*rows) == ([second], (0, 1, 0))
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_later_of_two_times_counts_even_without_click():
 )
 def test_copies_with_other_features_are_counted_and_result_has_one_order(other):
     one, two = row("q"), row("q", **other)
-    found = [kept(*rows) for rows in itertools.permutations([one, two, row("r")])]
+    found = [deduplicated(*rows) for rows in itertools.permutations([one, two, row("r")])]
     assert all(each == found[0] for each in found)
     assert found[0][1] == (0, 0, 1)
     assert found[0][0][0] in (one, two)
@@ -106,9 +106,9 @@ def test_newest_copy_of_each_key_counts_in_any_order_and_all_are_counted(content
         row(each["request"], **{k: v for k, v in each.items() if k != "request"})
         for each in contents
     ]
-    found, counts = kept(*rows)
+    found, counts = deduplicated(*rows)
     shuffled = source.sample(rows, len(rows))
-    assert kept(*shuffled) == (found, counts)
+    assert deduplicated(*shuffled) == (found, counts)
     by_key = defaultdict(list)
     for each in rows:
         by_key[each["request_id"], each["row"]].append(each)

@@ -188,9 +188,11 @@ def test_future_rows_are_excluded_and_other_rows_are_read(tmp_path):
     made[120]["ts"] = "2099-05-06T00:00:00+00:00"
     done = run(tmp_path, write(tmp_path / "log.csv", made))
     assert (done.rows, done.malformed, done.ahead) == (299, 1, 1)
-    (kept,) = map(json.loads, (tmp_path / "replay.malformed_rows.jsonl").read_text().splitlines())
-    assert kept["line"] == 122
-    assert kept["reason"].startswith(
+    (rejected,) = map(
+        json.loads, (tmp_path / "replay.malformed_rows.jsonl").read_text().splitlines()
+    )
+    assert rejected["line"] == 122
+    assert rejected["reason"].startswith(
         "ts is 2099-05-06 00:00:00.000000Z, in the future, expected no time after 20"
     )
     assert max(path.name for path in (tmp_path / "lake").iterdir()) < "day=2026-05"

@@ -8,7 +8,7 @@ from evergreen.contracts import criteo
 from evergreen.rows import forms
 from evergreen.rows.raw_schema import CHECKED_FROM_ROWS, MalformedRows
 from evergreen.runtime.errors import ContractError
-from tests.support.errors import raises, says
+from tests.support.errors import raises, raises_text
 
 find_reader = partial(forms.find_reader, recommender=criteo.CRITEO_RECOMMENDER)
 
@@ -25,7 +25,7 @@ def test_share_above_maximum_is_refused_with_counts_and_examples(
         assert len(read(find_reader(path), max_fraction=0.01)[0]) == 99
         return
     reason = "C7 is 'no hex', expected 1 to 8 hex digits or nothing"
-    with says(
+    with raises_text(
         ContractError,
         "malformed-rows",
         file=path,

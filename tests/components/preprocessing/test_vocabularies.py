@@ -54,9 +54,9 @@ class DictReference:
                 self.ids[free.pop(0)] = value
             else:
                 self.ids.append(value)
-        kept = [(v, t) for v, t in self.waiting.items() if not (ttl and now - t[1] > ttl)]
-        kept.sort(key=lambda item: (-item[1][0], -item[1][1], item[0]))
-        self.waiting = dict(kept[:max_candidates])
+        remaining = [(v, t) for v, t in self.waiting.items() if not (ttl and now - t[1] > ttl)]
+        remaining.sort(key=lambda item: (-item[1][0], -item[1][1], item[0]))
+        self.waiting = dict(remaining[:max_candidates])
 
 
 @pytest.mark.parametrize("seed", range(10))

@@ -30,8 +30,8 @@ SHOP = FEATURES.categorical.index("shop")
 
 def downsampled(labels, dense, ids, rate, seed=3):
     """Return all clicks. Every row without a click is returned with probability `rate`."""
-    kept = (labels == 1) | (np.random.default_rng(seed).random(len(labels)) < rate)
-    return labels[kept], dense[kept], ids[kept]
+    sampled = (labels == 1) | (np.random.default_rng(seed).random(len(labels)) < rate)
+    return labels[sampled], dense[sampled], ids[sampled]
 
 
 def bound(labels, rate):
@@ -106,8 +106,8 @@ def test_ranking_does_not_change_and_log_odds_move_by_logarithm_of_rate(
     assert after.dense["bias"] == pytest.approx(before.dense["bias"] + np.log(0.1), abs=1e-6)
     bias_aside = {
         name
-        for name, kept in content(plain.weights).items()
-        if content(corrected.weights)[name] != kept
+        for name, sampled in content(plain.weights).items()
+        if content(corrected.weights)[name] != sampled
     }
     assert bias_aside == {WEIGHTS_FILE}
     np.testing.assert_array_equal(before.table, after.table)

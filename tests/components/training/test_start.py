@@ -130,8 +130,8 @@ def test_rows_move_to_their_categories_and_rest_starts_afresh(
         assert after.step == stored.step == 77
         for found, expected in zip(after.parts, expected_tables(stored, before, now)):
             np.testing.assert_array_equal(found.table.view(np.int32), expected.view(np.int32))
-        for found, kept in zip(after.parts, stored.parts):
-            for name, values in kept.dense.items():
+        for found, stored_part in zip(after.parts, stored.parts):
+            for name, values in stored_part.dense.items():
                 np.testing.assert_array_equal(found.dense[name], values)
 
 

@@ -21,10 +21,12 @@ SETTINGS = ValidationSettings()
 @pytest.fixture
 def drift_of(window_of):
     def measure(now, *before, settings=SETTINGS):
-        kept = KeptWindows(tuple(window_of(table) for table in before))
+        stored_windows = KeptWindows(tuple(window_of(table) for table in before))
         return {
             entry.feature: entry
-            for entry in measure_drift(window_of(now), kept, settings, shown=ShownValues())
+            for entry in measure_drift(
+                window_of(now), stored_windows, settings, shown=ShownValues()
+            )
         }
 
     return measure
@@ -241,8 +243,10 @@ def test_window_that_left_feature_out_does_not_change_its_missing_share(checked,
         window_of(checked(6000, seed=seed, I3=half), excluded=left_out)
         for seed, left_out in ((1, ("I3",)), (2, ()))
     ]
-    kept = KeptWindows(tuple(before))
-    found = measure_drift(window_of(checked(6000, I3=half)), kept, SETTINGS, shown=ShownValues())
+    stored_windows = KeptWindows(tuple(before))
+    found = measure_drift(
+        window_of(checked(6000, I3=half)), stored_windows, SETTINGS, shown=ShownValues()
+    )
     (entry,) = [entry for entry in found if entry.feature == "I3"]
     assert (entry.missing_now, entry.missing_before) == (0.5, 0.5)
     assert entry.changes == ()
@@ -368,8 +372,8 @@ def test_halved_rate_is_reported_and_smaller_change_or_few_rows_are_not(clicked)
 
 def test_rate_of_newest_training_window_is_not_reported_again(clicked):
     low, high = np.arange(4000) % 50 == 0, np.arange(4000) % 10 == 0
-    kept = KeptWindows((clicked(high), clicked(high), clicked(low)))
-    found = measure_label_shift(clicked(low), kept)
+    stored_windows = KeptWindows((clicked(high), clicked(high), clicked(low)))
+    found = measure_label_shift(clicked(low), stored_windows)
     assert found.newest.difference == 0
     assert found.p_value < 1e-6
     assert check_click_rate(found) == []

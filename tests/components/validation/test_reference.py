@@ -143,26 +143,28 @@ def test_list_is_counted_by_its_elements_that_count_and_by_their_number():
     }
     counter = ProfileCounter(features)
     counter.add(pa.RecordBatch.from_pydict(columns))
-    kept = [(each or [])[-2:] for each in lists]
+    last_two = [(each or [])[-2:] for each in lists]
     window, in_fair = counter.profile(), counter.reference().profile
     in_window = window.columns["tags"]
-    assert dict(zip(in_window.values.tolist(), in_window.counts.tolist())) == Counter(chain(*kept))
-    assert (in_window.present, in_window.missing.rows) == (sum(map(len, kept)), 0)
-    lengths = list(map(len, kept))
+    assert dict(zip(in_window.values.tolist(), in_window.counts.tolist())) == Counter(
+        chain(*last_two)
+    )
+    assert (in_window.present, in_window.missing.rows) == (sum(map(len, last_two)), 0)
+    lengths = list(map(len, last_two))
     np.testing.assert_array_equal(
         window.columns["tags/length"].counts, np.histogram(lengths, DENSE_EDGES)[0]
     )
     is_fair = np.arange(rows) // BLOCK_ROWS % 2 == 1
     expected = np.histogram(np.array(lengths)[is_fair], DENSE_EDGES)[0]
     np.testing.assert_array_equal(in_fair.columns["tags/length"].counts, expected)
-    elements = Counter(chain(*(each for each, fair_row in zip(kept, is_fair) if fair_row)))
+    elements = Counter(chain(*(each for each, fair_row in zip(last_two, is_fair) if fair_row)))
     assert (
         dict(zip(in_fair.columns["tags"].values.tolist(), in_fair.columns["tags"].counts.tolist()))
         == elements
     )
     # A request that is divided between two blocks of rows counts as two requests.
     bounds = sorted({*range(0, rows, 8), *range(0, rows, BLOCK_ROWS), rows})
-    requests = [Counter(chain(*kept[start:stop])) for start, stop in pairwise(bounds)]
+    requests = [Counter(chain(*last_two[start:stop])) for start, stop in pairwise(bounds)]
     assert in_window.present_sizes == sum(each.total() ** 2 for each in requests)
     for value, sums in zip(in_window.values.tolist(), in_window.sums.tolist()):
         products = [(each[value] ** 2, each[value] * each.total()) for each in requests]

@@ -330,8 +330,8 @@ def test_rule_may_block_on_skew_and_rows_served_as_trained_pass(
 
 def test_reports_in_store_do_not_depend_on_work_folder(step, write_rows, raw_table, store):
     _, report = step(write_rows(raw_table(500)), champion="none", run="r7")
-    kept = report_path(store, "r7", "validation")
-    assert kept.read_bytes() == local_path(report.report_uri).read_bytes()
+    stored_report = report_path(store, "r7", "validation")
+    assert stored_report.read_bytes() == local_path(report.report_uri).read_bytes()
     document = json.loads(report_path(store, "r7", "validation", kind="json").read_text())
     assert document == json.loads(Path(local_path(report.json_uri)).read_text())
     assert (document["run"], document["decision"], document["num_rows"]) == (

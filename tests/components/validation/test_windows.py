@@ -152,15 +152,15 @@ def test_frequent_values_of_long_column_are_kept_and_floor_bounds_rest(checked, 
 
 
 def test_stored_windows_are_exact_and_same_windows_give_same_bytes(rows, window_of, tmp_path):
-    kept = KeptWindows(
+    stored_windows = KeptWindows(
         (window_of(rows, "a"), window_of(rows.slice(0, 100), "b", excluded=("I1", "C1")))
     )
-    kept.write(tmp_path / "one.npz")
-    kept.write(tmp_path / "two.npz")
+    stored_windows.write(tmp_path / "one.npz")
+    stored_windows.write(tmp_path / "two.npz")
     assert (tmp_path / "one.npz").read_bytes() == (tmp_path / "two.npz").read_bytes()
     found = read_windows(tmp_path / "one.npz")
     assert len(found.windows) == 2
-    for one, other in zip(found.windows, kept.windows):
+    for one, other in zip(found.windows, stored_windows.windows):
         assert_same(one, other)
 
 

@@ -11,7 +11,7 @@ from evergreen.config.spec import Recommender
 from evergreen.config.training import TrainingSettings
 from evergreen.contracts.manifests import Manifest
 from evergreen.runtime.errors import ContractError
-from tests.support.errors import raises, says
+from tests.support.errors import raises, raises_text
 
 FEATURES = Features(numeric=("price",), categorical=("item", "shop"))
 
@@ -22,7 +22,7 @@ def shop(**settings):
 
 @pytest.mark.parametrize("role", ["user", "item"])
 def test_user_or_item_that_is_no_categorical_feature_is_refused(role):
-    with says(ContractError, "no-categorical-feature", role=role):
+    with raises_text(ContractError, "no-categorical-feature", role=role):
         replace(shop(), data=ColumnNames(**{role: "shp"}))
 
 

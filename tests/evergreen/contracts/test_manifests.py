@@ -13,7 +13,7 @@ from evergreen.config.spec import Recommender
 from evergreen.contracts import manifests
 from evergreen.contracts.manifests import RetrainRequest
 from evergreen.runtime.errors import ContractError
-from tests.support.errors import raises, says
+from tests.support.errors import raises, raises_text
 
 KINDS = [
     manifests.RawDataset,
@@ -102,13 +102,15 @@ def test_manifest_that_differs_from_its_checksum_is_reported(path):
 
 @pytest.mark.parametrize("version", [4, "3", None])
 def test_unknown_format_version_is_refused(path, version):
-    with says(ContractError, "manifest-version", file=path, found=version):
+    with raises_text(ContractError, "manifest-version", file=path, found=version):
         manifests.Model.read(changed(example(manifests.Model), path, format_version=version))
 
 
 def test_another_kind_is_refused(path):
     example(manifests.Model).write(path)
-    with says(ContractError, "another-manifest", file=path, found="Model", expected="Verdict"):
+    with raises_text(
+        ContractError, "another-manifest", file=path, found="Model", expected="Verdict"
+    ):
         manifests.Verdict.read(path)
 
 

@@ -48,16 +48,16 @@ class TopicClients:
         )
 
     def publisher(self, **changes: object) -> KafkaPublisher:
-        return self._kept(KafkaPublisher(dataclasses.replace(self.location, **changes)))
+        return self._closed_later(KafkaPublisher(dataclasses.replace(self.location, **changes)))
 
     def reader(self) -> KafkaSubscriber:
-        return self._kept(KafkaSubscriber(self.location, clock=lambda: self.now))
+        return self._closed_later(KafkaSubscriber(self.location, clock=lambda: self.now))
 
     def close(self) -> None:
         for end in self._open:
             end.close()
 
-    def _kept(self, end):
+    def _closed_later(self, end):
         self._open.append(end)
         return end
 

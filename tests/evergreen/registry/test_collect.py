@@ -27,13 +27,13 @@ def installation(tmp_path):
     store, work = tmp_path / "a store", tmp_path / "work"
     for version in range(1, 7):
         at = f"2026-0{version}-01T00:00:00+00:00"
-        _keep(store, f"m{version}", at)
+        _store_model(store, f"m{version}", at)
         made = release(
             store, version, f"m{version}", published_at=at, previous_version=version - 1 or None
         )
         _fill(graph_folder(store, version))
         make_live(store, made)
-    _keep(store, "refused", "2026-01-05T00:00:00+00:00")
+    _store_model(store, "refused", "2026-01-05T00:00:00+00:00")
     for run, at in (
         ("old", "2026-02-01T00:00:00+00:00"),
         ("new", "2026-06-29T00:00:00+00:00"),
@@ -53,7 +53,7 @@ def installation(tmp_path):
     return store, work
 
 
-def _keep(store, model_id, created_at):
+def _store_model(store, model_id, created_at):
     store_model(store, model_id, created_at=created_at)
     for part in ("weights", "workflow", "statistics"):
         _fill(model_folder(store, model_id) / part)

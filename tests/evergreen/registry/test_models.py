@@ -10,7 +10,7 @@ from evergreen.registry import promotion_journal, runs
 from evergreen.registry.promotion_journal import Promotion, append_promotion
 from evergreen.runtime.errors import ContractError, Preempted, Refused
 from testing.releases import release, store_model
-from tests.support.errors import raises, says
+from tests.support.errors import raises, raises_text
 
 
 def make_live(store, version, model_id):
@@ -62,7 +62,7 @@ def test_empty_store_has_no_live_version(tmp_path):
 
 
 def test_unknown_reference_is_refused(store):
-    with says(ContractError, "never-released"):
+    with raises_text(ContractError, "never-released"):
         registry.champion(store, "third")
     with raises(ContractError, "parent 'third'", "not in"):
         registry.parent(store, "third")

@@ -12,7 +12,7 @@ from evergreen.rows.forms import FileReader, RawReader, click_log_files
 from evergreen.rows.parquet import RawParquet
 from evergreen.rows.times import TimeSpan
 from evergreen.runtime.errors import ContractError
-from tests.support.errors import raises, says
+from tests.support.errors import raises, raises_text
 
 find_reader = partial(forms.find_reader, recommender=criteo.CRITEO_RECOMMENDER)
 
@@ -35,7 +35,7 @@ def test_days_are_read_in_order_of_their_numbers(tmp_path):
 def test_file_that_exists_compressed_and_uncompressed_is_refused(tmp_path):
     for name in ("day_0", "day_0.gz", "day_1.gz"):
         (tmp_path / name).touch()
-    with says(ContractError, "packed-and-unpacked", file=tmp_path / "day_0.gz"):
+    with raises_text(ContractError, "packed-and-unpacked", file=tmp_path / "day_0.gz"):
         click_log_files(tmp_path)
 
 

@@ -12,7 +12,7 @@ import pytest
 from evergreen.runtime import forked
 from evergreen.runtime.errors import ContractError, TemporaryError
 from testing.processes import runs, wait_for
-from tests.support.errors import raises, says
+from tests.support.errors import raises, raises_text
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 
@@ -46,7 +46,7 @@ def test_killed_process_is_temporary_error_and_leaves_no_child():
 
     children = Path(f"/proc/self/task/{os.getpid()}/children")
     before = children.read_text()
-    with says(TemporaryError, "process-killed", processes=2):
+    with raises_text(TemporaryError, "process-killed", processes=2):
         forked.run_all(end, [0, 1], processes=2)
     assert children.read_text() == before  # No process is left without a parent that waits for it.
 

@@ -37,7 +37,7 @@ def served(deployment, version, file):
     return deployment.repository.objects.root / MODEL_NAME / str(version) / file
 
 
-def kept(deployment, version, file):
+def store_copy(deployment, version, file):
     return graph_folder(deployment.settings.store, version) / file
 
 
@@ -46,7 +46,7 @@ def is_intact(deployment, version):
     problems = find_corrupt(deployment.repository.published, deployment.settings.store, version)
     same = all(
         served(deployment, version, file).read_bytes()
-        == kept(deployment, version, file).read_bytes()
+        == store_copy(deployment, version, file).read_bytes()
         for file in FILES[:2]
     )
     return problems == [] and same
@@ -114,17 +114,17 @@ def test_rollback_to_corrupt_version_replaces_file_from_store(deployment, caplog
 @pytest.mark.parametrize("file", FILES[:2])
 def test_rollback_continues_if_copy_in_store_is_corrupt(deployment, caplog, file):
     deployment.release(1), deployment.release(2)
-    flip(kept(deployment, 1, file))
+    flip(store_copy(deployment, 1, file))
     assert deployment.rollback().version == 1
     deployment.check_all_is_well(1)
     assert is_intact(deployment, 1)
-    assert str(kept(deployment, 1, "")).rstrip("/") in caplog.text
+    assert str(store_copy(deployment, 1, "")).rstrip("/") in caplog.text
 
 
 def test_copies_with_different_corrupt_files_repair_each_other(deployment):
     deployment.release(1), deployment.release(2)
     flip(served(deployment, 1, "golden.npz"))
-    flip(kept(deployment, 1, "model.onnx"))
+    flip(store_copy(deployment, 1, "model.onnx"))
     assert deployment.rollback().version == 1
     deployment.check_all_is_well(1)
     assert is_intact(deployment, 1)
@@ -134,7 +134,7 @@ def test_copies_with_different_corrupt_files_repair_each_other(deployment):
 def test_version_whose_two_copies_are_corrupt_is_refused_with_both_names(deployment, file):
     deployment.release(1), deployment.release(2)
     flip(served(deployment, 1, file))
-    flip(kept(deployment, 1, file), at=40)
+    flip(store_copy(deployment, 1, file), at=40)
     with pytest.raises(ContractError) as caught:
         deployment.rollback()
     assert served(deployment, 1, file).as_uri() in str(caught.value)
@@ -161,11 +161,11 @@ def test_inspection_mends_every_version_of_repository(deployment, inspection, ve
 def test_inspection_mends_corrupt_copy_in_store(deployment, inspection):
     deployment.release(1)
     for file in FILES[:2]:
-        flip(kept(deployment, 1, file))
+        flip(store_copy(deployment, 1, file))
     inspection.step()
     assert inspection.healed == [
-        str(kept(deployment, 1, "model.onnx")),
-        str(kept(deployment, 1, "golden.npz")),
+        str(store_copy(deployment, 1, "model.onnx")),
+        str(store_copy(deployment, 1, "golden.npz")),
     ]
     assert is_intact(deployment, 1)
 
@@ -182,7 +182,7 @@ def test_servers_reload_repaired_graph_of_live_version(deployment, inspection, r
         (server.graph(1)).write_bytes(served(deployment, 1, "model.onnx").read_bytes())
     inspection.step()
     for server in deployment.servers:
-        assert server.graph(1).read_bytes() == kept(deployment, 1, "model.onnx").read_bytes()
+        assert server.graph(1).read_bytes() == store_copy(deployment, 1, "model.onnx").read_bytes()
         assert (server.infer(MODEL_NAME, *raw_rows(5))[0] == right).all()
 
 
@@ -190,13 +190,13 @@ def test_unrepairable_fault_is_reported_and_checked_again_at_each_round(
     deployment, inspection, clock
 ):
     deployment.release(1)
-    before = kept(deployment, 1, "golden.npz").read_bytes()
+    before = store_copy(deployment, 1, "golden.npz").read_bytes()
     flip(served(deployment, 1, "golden.npz"))
-    flip(kept(deployment, 1, "golden.npz"), at=40)
+    flip(store_copy(deployment, 1, "golden.npz"), at=40)
     for _ in range(2):
         with raises(ContractError, "copy", "corrupt"):
             inspection.step()
-    kept(deployment, 1, "golden.npz").write_bytes(
+    store_copy(deployment, 1, "golden.npz").write_bytes(
         before
     )  # a person restores the file from a backup
     with raises(ContractError, "copy", "corrupt"):
@@ -251,11 +251,13 @@ def test_golden_rows_of_another_version_are_no_copy(deployment):
     deployment.release(1), deployment.release(2)
     assert golden_rows(deployment.repository, deployment.settings.store, 2).expected.size
     flip(served(deployment, 2, "golden.npz"))
-    kept(deployment, 2, "golden.npz").write_bytes(kept(deployment, 1, "golden.npz").read_bytes())
+    store_copy(deployment, 2, "golden.npz").write_bytes(
+        store_copy(deployment, 1, "golden.npz").read_bytes()
+    )
     with raises(ContractError, "golden rows", "version 2") as caught:
         golden_rows(deployment.repository, deployment.settings.store, 2)
     assert served(deployment, 2, "golden.npz").as_uri() in str(caught.value)
-    assert str(kept(deployment, 2, "golden.npz")) in str(caught.value)
+    assert str(store_copy(deployment, 2, "golden.npz")) in str(caught.value)
 
 
 def test_corrupt_manifest_of_live_version_prevents_no_rollback(deployment):
@@ -298,7 +300,7 @@ def test_inspection_of_holder_with_old_lease_replaces_nothing(deployment):
 def test_corrupt_golden_rows_of_live_version_leave_canary_watched(deployment):
     deployment.release(1)
     start_canary(*deployment.candidate(2), settings=deployment.settings)
-    for path in (served(deployment, 1, "golden.npz"), kept(deployment, 1, "golden.npz")):
+    for path in (served(deployment, 1, "golden.npz"), store_copy(deployment, 1, "golden.npz")):
         flip(path)
     found = Watchdog(target=deployment.settings).look()
     assert found == {

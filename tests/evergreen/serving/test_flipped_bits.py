@@ -40,7 +40,10 @@ def test_flipped_bit_in_manifest_journal_or_graph_is_never_read_as_other(
     model, verdict, raw = deployment.candidate(1)
     done = deployment.release(1)
     store, folder = deployment.settings.store, local_path(model.uri)
-    kept, served = graph_folder(store, 1), deployment.repository.objects.root / MODEL_NAME / "1"
+    stored_folder, served = (
+        graph_folder(store, 1),
+        deployment.repository.objects.root / MODEL_NAME / "1",
+    )
 
     def exported():
         export(model, tmp_path / "again")
@@ -60,12 +63,15 @@ def test_flipped_bit_in_manifest_journal_or_graph_is_never_read_as_other(
     }
     files |= {release_path(store, 1): lambda: Release.read(release_path(store, 1))}
     files |= {store / "journal.jsonl": lambda: read_entries(store)}
-    files |= {kept / name: lambda: check_kept(store, done) for name in ("model.onnx", "golden.npz")}
+    files |= {
+        stored_folder / name: lambda: check_kept(store, done)
+        for name in ("model.onnx", "golden.npz")
+    }
     files |= {each: lambda: check_served(deployment) for each in sorted(served.iterdir())}
     found = {path: count_flips(path, read, flips=flips) for path, read in files.items()}
     for path, counts in found.items():
         print(path.name, dict(counts))
     assert {path: counts[QUIET] for path, counts in found.items() if counts[QUIET]} == {}
     # If one copy is corrupt, the other copy is read.
-    for path in (kept / "golden.npz", served / "golden.npz"):
+    for path in (stored_folder / "golden.npz", served / "golden.npz"):
         assert count_flips(path, lambda: rows_of(deployment), flips=flips)[QUIET] == 0

@@ -261,14 +261,14 @@ def test_tables_are_in_separate_file_and_start_at_page(written, make_parts):
 
 
 @pytest.mark.parametrize(
-    ("file", "kept"), [(DATA_FILE, None), (DATA_FILE, 0), (DATA_FILE, -1), (GRAPH_FILE, -200)]
+    ("file", "num_bytes"), [(DATA_FILE, None), (DATA_FILE, 0), (DATA_FILE, -1), (GRAPH_FILE, -200)]
 )
-def test_absent_or_truncated_file_is_refused_by_name(written, file, kept):
+def test_absent_or_truncated_file_is_refused_by_name(written, file, num_bytes):
     path = written() / file
     content = path.read_bytes()
     path.unlink()
-    if kept is not None:
-        path.write_bytes(content[:kept])
+    if num_bytes is not None:
+        path.write_bytes(content[:num_bytes])
     with raises(ContractError, "graph", "model.onnx", "opened"):
         open_graph(path.with_name(GRAPH_FILE))
 

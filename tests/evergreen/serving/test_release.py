@@ -77,14 +77,14 @@ def test_journal_names_who_why_and_every_hash_before_server_is_notified(deployme
 
 def test_store_has_own_copy_of_graph_and_golden_rows(deployment):
     done = deployment.release(1)
-    kept, served = (
+    stored_folder, served = (
         graph_folder(deployment.settings.store, 1),
         deployment.repository.objects.local("click_model/1"),
     )
-    assert local_path(done.graph_uri) == kept / "model.onnx"
-    assert (kept / "golden.npz").exists()
-    assert (kept / "model.onnx").read_bytes() == (served / "model.onnx").read_bytes()
-    assert (kept / "model.onnx").stat().st_ino != (served / "model.onnx").stat().st_ino
+    assert local_path(done.graph_uri) == stored_folder / "model.onnx"
+    assert (stored_folder / "golden.npz").exists()
+    assert (stored_folder / "model.onnx").read_bytes() == (served / "model.onnx").read_bytes()
+    assert (stored_folder / "model.onnx").stat().st_ino != (served / "model.onnx").stat().st_ino
 
 
 def test_local_server_with_model_leaves_no_telemetry_in_home_folder(deploy, triton):

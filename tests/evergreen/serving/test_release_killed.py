@@ -139,11 +139,11 @@ def baking_deployment(deployment):
         deployment.settings.store, shop_with(release={"bake_seconds": 0.0, "bake_rows": 1000})
     )
     root = deployment.settings.store.parent
-    shutil.copytree(root, kept := root.with_name(f"{root.name} as it was"), symlinks=True)
+    shutil.copytree(root, copied := root.with_name(f"{root.name} as it was"), symlinks=True)
 
     def restore(state):
         shutil.rmtree(root)
-        shutil.copytree(kept, root, symlinks=True)
+        shutil.copytree(copied, root, symlinks=True)
         found = Findings(
             version=2, state=state, reason="said by a test", found_at="2026-01-01T00:00:00+00:00"
         )

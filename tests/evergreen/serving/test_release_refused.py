@@ -19,7 +19,7 @@ from tests.support.real_servers import kill_stubs
 from tests.support.triton_double import Altered
 
 
-def kept(deployment):
+def remaining_files(deployment):
     return [path(deployment.settings.store, 2).exists() for path in (release_path, graph_folder)]
 
 
@@ -45,7 +45,9 @@ def test_wrong_answer_leaves_old_version_live_and_removes_new_version(deployment
     assert "differs from the training-side score" in deployment.entries()[-1].reason
     # If a version may have answered clients, its files are stored so that the answers can be
     # verified.
-    assert kept(deployment) == ([False, False] if name == CANDIDATE_NAME else [True, True])
+    assert remaining_files(deployment) == (
+        [False, False] if name == CANDIDATE_NAME else [True, True]
+    )
     assert deployment.release(3).version == 3, "the next release must succeed under a new number"
 
 
@@ -126,7 +128,7 @@ def test_callers_who_name_no_version_must_be_answered_by_new_one(deployment):
     with pytest.raises(PermanentError, match="answered click_model from version 1, expected 2"):
         deployment.release(2, infer=stuck)
     deployment.check_all_is_well(1)
-    assert kept(deployment) == [True, True], (
+    assert remaining_files(deployment) == [True, True], (
         "the version may have answered clients, so its files must remain"
     )
 

@@ -48,7 +48,7 @@ class DeploymentTarget:
     def release(self, seed, **how):
         return release(*self.candidate(seed, **how), settings=self.settings)
 
-    def kept(self):
+    def contents(self):
         """Return the content of each file of one recommender in repository and registry."""
         root, names = local_path(self.settings.repository), ServedNames(self.name)
         tops = {
@@ -80,15 +80,15 @@ def test_releases_of_one_recommender_leave_other_alone_without_failures(
     click.release(1), shop.release(11)
     url, rows = triton.grpc_url, raw_rows(8)
     with under_load([url], rows) as clicks, under_load([url], rows, model=OTHER) as shops:
-        before = click.kept()
+        before = click.contents()
         shop.release(12)
-        assert click.kept() == before
-        before = shop.kept()
+        assert click.contents() == before
+        before = shop.contents()
         start_canary(*click.candidate(2), settings=click.settings, share=0.5)
-        assert shop.kept() == before
-        before = click.kept()
+        assert shop.contents() == before
+        before = click.contents()
         rollback(shop.settings, reason="drill")
-        assert click.kept() == before
+        assert click.contents() == before
     assert (clicks.failures, shops.failures) == ([], [])
     assert [each.settings.open_repository().versions() for each in targets] == [[1, 2], [1, 2]]
     assert [current(each.settings.store).version for each in targets] == [1, 1]

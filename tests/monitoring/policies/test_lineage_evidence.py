@@ -34,7 +34,7 @@ class Line:
             0,
         )
 
-    def see(self, line, aucs, *, points=1):
+    def observe(self, line, aucs, *, points=1):
         """Return the decision on the last version of the lineage `line`.
 
         At each decision point, version `v` has 400 new rows with an AUC of `aucs[v]`.
@@ -67,8 +67,8 @@ class Line:
 
 def test_rows_of_earlier_versions_raise_alarm_for_one_without_matured_row():
     seen = Line({1: -50.0, 2: -30.0, 3: 5.0})
-    assert seen.see([1, 2, 3], {1: 0.85}, points=10).action is Action.OK
-    decision = seen.see([1, 2, 3], {2: DEGRADED}, points=10)
+    assert seen.observe([1, 2, 3], {1: 0.85}, points=10).action is Action.OK
+    decision = seen.observe([1, 2, 3], {2: DEGRADED}, points=10)
     assert decision.action is Action.RETRAIN
     assert "shown by rows of model version 2 from" in decision.reason
     assert decision.numbers["evidence"] >= decision.numbers["evidence_needed"] == 100.0
@@ -80,34 +80,38 @@ def test_e_process_continues_over_release():
     The rows of two consecutive versions together suffice.
     """
     apart = [Line({1: -50.0, 2: -40.0}), Line({1: -50.0, 2: -40.0})]
-    halves = [each.see([1, 2], {version: 0.76}, points=3) for version, each in zip((1, 2), apart)]
+    halves = [
+        each.observe([1, 2], {version: 0.76}, points=3) for version, each in zip((1, 2), apart)
+    ]
     assert [each.action for each in halves] == [Action.OK, Action.OK]
     together = Line({1: -50.0, 2: -40.0})
-    together.see([1, 2], {1: 0.76}, points=3)
-    assert together.see([1, 2], {2: 0.76}, points=3).numbers["evidence"] > 2 * max(
+    together.observe([1, 2], {1: 0.76}, points=3)
+    assert together.observe([1, 2], {2: 0.76}, points=3).numbers["evidence"] > 2 * max(
         each.numbers["evidence"] for each in halves
     )
 
 
 def test_rows_of_rolled_back_version_are_no_evidence_about_live_one():
     seen = Line({1: -50.0, 2: -40.0, 3: -30.0})
-    seen.see([1], {1: AUC}, points=5)
-    assert seen.see([1, 2], {2: DEGRADED}, points=10).action is Action.RETRAIN
-    back = seen.see([1], {1: AUC})
+    seen.observe([1], {1: AUC}, points=5)
+    assert seen.observe([1, 2], {2: DEGRADED}, points=10).action is Action.RETRAIN
+    back = seen.observe([1], {1: AUC})
     assert (back.action, back.numbers["evidence"] < 2.0) == (Action.OK, True)
-    assert seen.see([1, 3], {1: AUC}).action is Action.OK, (
+    assert seen.observe([1, 3], {1: AUC}).action is Action.OK, (
         "rows of version 1 are no evidence about version 3"
     )
-    assert seen.see([1, 2], {1: AUC}).action is Action.RETRAIN, "the alarm of version 1 must remain"
+    assert seen.observe([1, 2], {1: AUC}).action is Action.RETRAIN, (
+        "the alarm of version 1 must remain"
+    )
 
 
 def test_rollback_decision_counts_rows_of_both_versions():
     seen = Line({4: -50.0, 5: -40.0})
-    seen.see([4], {4: AUC}, points=3)
-    seen.see([4, 5], {5: AUC}, points=3)
-    seen.see([4], {4: AUC})
-    before = seen.see([4, 5], {5: AUC}).numbers
-    after = seen.see([4, 5], {4: DEGRADED, 5: DEGRADED}, points=6)
+    seen.observe([4], {4: AUC}, points=3)
+    seen.observe([4, 5], {5: AUC}, points=3)
+    seen.observe([4], {4: AUC})
+    before = seen.observe([4, 5], {5: AUC}).numbers
+    after = seen.observe([4, 5], {4: DEGRADED, 5: DEGRADED}, points=6)
     assert before["evaluated_clicks"] < after.numbers["evaluated_clicks"]
     assert after.action is Action.RETRAIN
     assert "rows of model versions 4 and 5 from" in after.reason
@@ -118,26 +122,26 @@ def test_rollback_decision_counts_rows_of_both_versions():
 )
 def test_release_ends_alarm_only_if_its_model_was_trained_on_changed_rows(trained, action):
     seen = Line({1: -50.0, 2: trained})
-    seen.see([1], {1: AUC}, points=10)
-    assert seen.see([1], {1: DEGRADED}, points=15).action is Action.RETRAIN
-    decision = seen.see([1, 2], {1: DEGRADED})
+    seen.observe([1], {1: AUC}, points=10)
+    assert seen.observe([1], {1: DEGRADED}, points=15).action is Action.RETRAIN
+    decision = seen.observe([1, 2], {1: DEGRADED})
     assert decision.action is action
     if action is Action.UNDECIDABLE:
         assert decision.reason.startswith(
             "no row of model version 2 has matured yet; it was trained on rows from after"
         )
-        decision = seen.see([1, 2], {1: DEGRADED, 2: AUC}, points=20)
+        decision = seen.observe([1, 2], {1: DEGRADED, 2: AUC}, points=20)
         assert decision.action is Action.OK
         assert decision.reason.endswith("model version 2"), "the other version's rows do not count"
     else:
-        assert seen.see([1, 2], {2: AUC}).action is Action.RETRAIN, "the alarm must remain"
+        assert seen.observe([1, 2], {2: AUC}).action is Action.RETRAIN, "the alarm must remain"
 
 
 def test_alarm_stays_as_raised_until_version_was_trained_on_change():
     seen = Line({1: -50.0, 2: -40.0})
-    raised = seen.see([1], {1: DEGRADED}, points=15)
+    raised = seen.observe([1], {1: DEGRADED}, points=15)
     for line, rows in (([1], {1: AUC}), ([1, 2], {2: AUC})):
-        later = seen.see(line, rows, points=20)
+        later = seen.observe(line, rows, points=20)
         assert later.action is Action.RETRAIN
         assert later.numbers["evidence"] == raised.numbers["evidence"]
         assert later.numbers["rows_since_breach"] > raised.numbers["rows_since_breach"]
@@ -145,23 +149,23 @@ def test_alarm_stays_as_raised_until_version_was_trained_on_change():
 
 def test_older_model_that_is_promoted_after_change_is_under_alarm_at_once():
     seen = Line({1: -50.0, 2: 300.0, 3: -50.0})
-    seen.see([1], {1: AUC}, points=10)
-    seen.see([1], {1: DEGRADED}, points=15)
-    assert seen.see([1, 2], {2: AUC}, points=3).action is Action.OK
+    seen.observe([1], {1: AUC}, points=10)
+    seen.observe([1], {1: DEGRADED}, points=15)
+    assert seen.observe([1, 2], {2: AUC}, points=3).action is Action.OK
     for rows in ({2: AUC}, {3: AUC}):
-        decision = seen.see([1, 2, 3], rows)
+        decision = seen.observe([1, 2, 3], rows)
         assert decision.action is Action.RETRAIN
         assert "shown by rows of model version 1 from" in decision.reason
 
 
 def test_version_with_unknown_training_rows_is_evaluated_on_its_own_only():
     seen = Line({1: -50.0, 2: None})
-    assert seen.see([1], {1: DEGRADED}, points=15).action is Action.RETRAIN
-    waiting = seen.see([1, 2], {1: DEGRADED})
+    assert seen.observe([1], {1: DEGRADED}, points=15).action is Action.RETRAIN
+    waiting = seen.observe([1, 2], {1: DEGRADED})
     assert waiting.action is Action.UNDECIDABLE
     assert "its training rows are unknown" in waiting.reason
     assert waiting.numbers["evidence"] is None
-    own = seen.see([1, 2], {1: DEGRADED, 2: AUC}, points=3)
+    own = seen.observe([1, 2], {1: DEGRADED, 2: AUC}, points=3)
     assert (own.action, own.numbers["evidence"] < 2.0) == (Action.OK, True)
 
 
@@ -169,10 +173,10 @@ def test_maximum_number_of_versions_suffices_for_releases_of_one_window():
     trained = {version: 30.0 * version - 1000.0 for version in range(1, 31)}
     seen = Line(trained)
     for version in range(1, 20):
-        decision = seen.see(list(range(1, version + 10)), {version: AUC})
+        decision = seen.observe(list(range(1, version + 10)), {version: AUC})
     assert decision.numbers["evaluated_clicks"] > 1_000
     assert len(seen.memory["processes"]) == len(seen.memory["rounds"]) == MAX_VERSIONS
-    assert seen.see(list(range(1, 31)), {19: DEGRADED}, points=12).action is Action.RETRAIN
+    assert seen.observe(list(range(1, 31)), {19: DEGRADED}, points=12).action is Action.RETRAIN
 
 
 def test_dropped_state_of_versions_does_not_depend_on_order_of_keys():
@@ -184,7 +188,7 @@ def test_dropped_state_of_versions_does_not_depend_on_order_of_keys():
 
 def test_decision_point_without_round_changes_no_evidence():
     seen = Line({1: -50.0})
-    seen.see([1], {1: AUC}, points=3)
+    seen.observe([1], {1: AUC}, points=3)
     of_line = LineageEvidence(seen.memory, enough=100.0)
     before = of_line.memory()["processes"]
     of_line.update(evidence_of(version=1, rows_of={1: NO_ROWS}, time=99.0), {1: AUC})
@@ -234,8 +238,8 @@ def test_estimated_time_of_change_is_near_change():
     for seed in range(3):
         seen = Line({1: -50.0})
         seen.random = np.random.default_rng(seed)
-        seen.see([1], {1: AUC}, points=30)
-        assert seen.see([1], {1: DEGRADED}, points=15).action is Action.RETRAIN
+        seen.observe([1], {1: AUC}, points=30)
+        assert seen.observe([1], {1: DEGRADED}, points=15).action is Action.RETRAIN
         alarm = seen.memory["processes"]["1"]["alarm"]
         assert 250.0 <= alarm["since"] <= 340.0, alarm
         assert alarm["since"] < alarm["shown_at"] <= 450.0

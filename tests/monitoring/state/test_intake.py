@@ -312,7 +312,7 @@ def test_ids_of_dead_letters_are_few_short_and_forgotten_in_time(started, monkey
     monkeypatch.setattr(store_module, "_MAX_DEAD_LETTERS", 20)
     b = started(keep_ids_seconds=1000.0)
 
-    def kept() -> list[str]:
+    def stored_ids() -> list[str]:
         return [
             name for (name,) in b.store._connection.execute("SELECT message_id FROM dead_letters")
         ]
@@ -320,11 +320,11 @@ def test_ids_of_dead_letters_are_few_short_and_forgotten_in_time(started, monkey
     b.log.publish([(f"{number} " + "x" * 5000, b"poison") for number in range(50)])
     b.tick()
     assert b.store.counters["dead_letter"] == 50
-    assert max(map(len, kept())) <= 128
+    assert max(map(len, stored_ids())) <= 128
     b.tick(at=START + 700.0)
-    assert len(kept()) == 20
+    assert len(stored_ids()) == 20
     b.tick(at=START + 2000.0)
-    assert kept() == []
+    assert stored_ids() == []
 
 
 def test_full_disk_makes_no_dead_letters(started, monkeypatch):
