@@ -127,7 +127,7 @@ COMMANDS: dict[tuple[str, ...], Command] = {
     ("admin", "collect"): Command(
         "evergreen.registry.collect", "list or remove files that no rollback needs"
     ),
-    ("admin", "forget"): Command("cli.forget", "list or remove everything that holds a user"),
+    ("admin", "forget"): Command("cli.forget", "list or remove the data of one user"),
     ("simulate", "lake"): Command(_SIMULATION, "write a lake of simulated clicks", ("lake",)),
     ("simulate", "drift"): Command(_SIMULATION, "write a drifted copy of a simulator", ("drift",)),
     ("simulate", "traffic"): Command(
