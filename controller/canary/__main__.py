@@ -28,7 +28,7 @@ from evergreen.storage.uris import open_objects
 _SUMMARIES = {
     "start": "load an evaluated model beside the live one and send it traffic",
     "status": "evaluate the canary without changing anything",
-    "advance": "give the canary its next share of users, or release the canary; skips the statistical test",
+    "advance": "give the canary its next share of users, or release the canary, without a test",
     "abort": "take all traffic from the canary after the move in progress",
 }
 
