@@ -40,7 +40,7 @@ this source nor a date. `make performance` writes this page from the documents i
 `benchmarks/results`.
 
 `make benchmarks` repeats all measurements, and resumes after an interruption. `make
-benchmark-serving` runs one benchmark, and `BENCHMARK_FLAGS=--quick` tests that it runs. On a GPU,
+benchmark-serving` runs one benchmark, and `BENCHMARK_FLAGS=--quick` only tests the benchmark. On a GPU,
 `make gpu PYTHON_GPU=python3` takes at most nine minutes, and a second call resumes. All steps of
 `make gpu` together take an estimated eleven minutes. `make gpu` needs torch, NumPy, msgspec,
 pyarrow and safetensors. The command also uses onnxruntime-gpu, torchrec and pytest if these
