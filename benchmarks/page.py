@@ -39,14 +39,14 @@ paragraph contains "not measured again since" and a date. A test fails if a spee
 this source nor a date. `make performance` writes this page from the documents in
 `benchmarks/results`.
 
-`make benchmarks` repeats all measurements, and resumes after an interruption. `make
-benchmark-serving` runs one benchmark, and `BENCHMARK_FLAGS=--quick` only tests the benchmark. On a GPU,
-`make gpu PYTHON_GPU=python3` takes at most nine minutes, and a second call resumes. All steps of
-`make gpu` together take an estimated eleven minutes. `make gpu` needs torch, NumPy, msgspec,
-pyarrow and safetensors. The command also uses onnxruntime-gpu, torchrec and pytest if these
-packages are installed. The command was tested on Python 3.12 with CUDA's build of torch 2.11 and
-NumPy 2.5, but without a GPU. The result is one archive, `build/benchmarks/gpu.tar.gz`, from which
-another machine can resume. `GPU_FLAGS=--quick` tests all steps without a GPU.
+`make benchmarks` repeats all measurements, and resumes after an interruption.
+`make benchmark-serving` runs one benchmark, and `BENCHMARK_FLAGS=--quick` only tests the benchmark.
+On a GPU, `make gpu PYTHON_GPU=python3` takes at most nine minutes, and a second call resumes. All
+steps of `make gpu` together take an estimated eleven minutes. `make gpu` needs torch, NumPy,
+msgspec, pyarrow and safetensors. The command also uses onnxruntime-gpu, torchrec and pytest if
+these packages are installed. The command was tested on Python 3.12 with CUDA's build of torch 2.11
+and NumPy 2.5, but without a GPU. The result is one archive, `build/benchmarks/gpu.tar.gz`, from
+which another machine can resume. `GPU_FLAGS=--quick` tests all steps without a GPU.
 
 A figure is the median of several measurements, with minimum and maximum in parentheses. A ratio
 compares two measurements of the same run that follow each other in time. The text above each table
