@@ -641,10 +641,10 @@ class Features:
         If the champion cannot score rows with these features, the flags also skip the comparison
         with the champion.
         """
-        return FROM_SCRATCH if self.places_lost(before) else "-p parent=none"
+        return FROM_SCRATCH if self.missing_columns(before) else "-p parent=none"
 
-    def places_lost(self, other: "Features") -> list[str]:
-        """Return the tensor columns of `other` that are missing in rows with these features.
+    def missing_columns(self, other: "Features") -> list[str]:
+        """Return the tensor columns that `other` has and `self` lacks.
 
         If `self` and `other` keep different elements of a list, all columns of the list are
         returned.

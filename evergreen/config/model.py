@@ -100,7 +100,8 @@ class NetworkConfig:
             dense: Names of a row's dense values, [num_dense].
 
         Returns:
-            For each parameter, the number of an axis, and the column of each position on this axis.
+            A pair for each parameter. The first element is the number of the axis that depends on
+            the columns. The second element names the column of each position on this axis.
         """
         raise NotImplementedError
 
@@ -159,7 +160,10 @@ class DeepFmConfig(NetworkConfig):
     takes_new_vectors_at_zero = True
 
     def __post_init__(self) -> None:
-        """Refuse vectors with fewer than two values, for the first-order weight and a factor."""
+        """Refuse an `embedding_dim` below 2.
+
+        The first value of a vector is the first-order weight, and the other values are the factor.
+        """
         super().__post_init__()
         _require_at_least(2, "embedding_dim", self.embedding_dim)
 

@@ -113,8 +113,8 @@ class PolicySettings:
     drift_columns: int = 1
     """Minimum number of drifted columns in a drifted bucket."""
     max_serving_seconds: float = 7 * 86_400.0
-    """Maximum serving time of a version in seconds. If a version serves for a longer time, the
-    policy `schedule` requests a run."""
+    """Maximum serving time of a version in seconds. After this time, the policy `schedule` requests
+    a run."""
 
     def __post_init__(self) -> None:
         if self.notify_only and not set(split_names(self.notify_only)) <= set(POLICY_NAMES):

@@ -73,7 +73,9 @@ def flat_values(settings: Any) -> dict[str, Any]:
 
 
 def make_settings(kind: type[S], /, **values: Any) -> S:
-    """Return a section from values by name. The values must already have the types of the fields.
+    """Build a section of the settings from keyword arguments.
+
+    The values must already have the types of the fields.
 
     A setting without a value gets its default.
 
@@ -197,8 +199,8 @@ def add_flags(
         parser: The parser.
         kind: The section.
         prefix: Text before the name in each flag, such as `triton_`.
-        variables: Prefix of the environment variables with the defaults, for the help text. Empty =
-            the flags have no variables.
+        variables: Prefix of the environment variables with the defaults, for the help text. If
+            empty, the help text names no environment variables.
     """
     for name, setting in flat_settings(kind).items():
         default = (
@@ -278,7 +280,7 @@ def read_environment(
 
 
 def read_query(kind: type[S], options: Mapping[str, str], *, source: str) -> S:
-    """Return a section from the options of a URL.
+    """Build a section of the settings from the query options of a URL.
 
     Args:
         kind: The section.

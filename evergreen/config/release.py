@@ -40,9 +40,10 @@ class ServingSettings:
     warmup_rows: int = 4
     """Golden rows that the model must answer before it reports ready. 0 = none."""
     max_queued_requests: int | None = None
-    """Maximum waiting requests. A request beyond this limit is rejected at once. 0 = no limit. If
-    absent, 512 with server `onnxruntime` and no limit with `python`, because the laptop's Triton
-    2.51 stalls if a queue has a limit ([more](../guides/serve.md#stalls-of-limited-queues))."""
+    """Maximum waiting requests. A request beyond this limit is rejected at once. 0 = no limit. The
+    default is 512 for server `onnxruntime`. Server `python` has no limit by default, because the
+    laptop's Triton 2.51 stalls if a queue has a limit
+    ([more](../guides/serve.md#stalls-of-limited-queues))."""
     queue_timeout_microseconds: int | None = None
     """Maximum wait in the queue. Triton checks the queue every half second, so a rejection may come
     up to half a second later. 0 = no limit. If absent, 5,000,000 with server `onnxruntime` and no

@@ -36,8 +36,8 @@ class ValidationSettings(DriftThresholds):
     "warn"}`."""
 
     mean_drift: float = 0.1
-    """Minimum shift of a numeric column's mean that counts as drift, in standard deviations of the
-    bucket number."""
+    """Minimum shift of a numeric column's mean that counts as drift, in standard deviations. Each
+    value is represented by the number of its histogram bucket."""
     new_value_share: float = 0.05
     """Maximum share of rows whose category is unknown to the champion. Validation reports a larger
     share as a finding."""

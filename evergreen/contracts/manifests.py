@@ -49,8 +49,8 @@ class Manifest:
         """Return the manifest at `path`.
 
         Raises:
-            ContractError: the file is absent, not JSON, of another kind or format version, does not
-                match its checksum, or has missing or unknown fields.
+            ContractError: The file is absent or is not JSON. Or the kind, the format version, the
+                checksum or the fields of the manifest are wrong.
         """
         return cls.loads(read_content(path), source=str(path))
 
@@ -192,8 +192,8 @@ class Reference:
 class RawDataset(Manifest):
     """Rows of one window, split by time.
 
-    Extraction writes it. Validation and preprocessing read this manifest, and later steps read it
-    by reference.
+    Extraction writes this manifest, and validation and preprocessing get it as an input. Later
+    steps find it through the references in other manifests.
     """
 
     source_uri: str
@@ -254,9 +254,8 @@ class RawDataset(Manifest):
     """Number of rows in the files that the run left out (`num_left_files`). None if the rows of a
     file could not be counted."""
     num_straddling_rows: int = 0
-    """Number of straddling rows. They are newer than `watermark`, and some rows of their
-    requests are training rows. Straddling rows are neither used for training nor held out, and
-    belong to the window of the next run."""
+    """Number of rows newer than `watermark` whose request also has training rows. These rows are
+    neither used for training nor held out. They belong to the window of the next run."""
     replay_uri: str | None = None
     """Folder of training rows that were drawn from days before the window. The schema is that of
     `train_uri`. None = no replay."""
@@ -302,10 +301,10 @@ class RawDataset(Manifest):
     four fields: file (relative to the lake), num_rows (of its footer, or None), reason, and known
     (whether an earlier run of the lineage also left the file out)."""
     unread_files: dict[str, dict[str, str]] = field(default_factory=dict)
-    """Files that the lineage skipped and has not read since, without back-filled versions. The keys
-    are day and file name. The value is a time (ISO 8601): the lineage was trained on the file's
-    rows up to this time. The time is empty if the lineage was trained on no row of the file. When
-    an unread file becomes readable, its rows are late rows."""
+    """Files that the lineage skipped and has not read since. Back-filled versions of files are not
+    listed. The keys are day and file name. The value is a time (ISO 8601): the lineage was trained
+    on the file's rows up to this time. The time is empty if the lineage was trained on no row of
+    the file. When an unread file becomes readable, its rows are late rows."""
     schema_mismatches: list[dict[str, Any]] = field(default_factory=list)
     """Unexpected columns of the window's files. A column is unexpected if it is unknown, or if it
     contains no numbers although the recommender expects numbers. Each column has one entry with
@@ -350,7 +349,8 @@ class RawDataset(Manifest):
 class ValidationReport(Manifest):
     """Result of the validation step: the checks of its rules, and what they measured.
 
-    The report is written for people. Training and evaluation pass on a reference to this report.
+    The report is written for people. The manifests of the later steps contain a reference to this
+    report.
     """
 
     FORMAT_VERSION: ClassVar[int] = 2
@@ -400,7 +400,8 @@ class ValidationReport(Manifest):
 class TrainingSet(Manifest):
     """Encoded rows in HugeCTR's Parquet format.
 
-    Preprocessing writes it. Training reads this manifest, and evaluation reads it by reference.
+    Preprocessing writes this manifest, and training gets it as an input. Evaluation finds it
+    through the reference in the model's manifest.
     """
 
     train_uri: str
@@ -524,7 +525,8 @@ class Model(Manifest):
     served_shift: float = 0.0
     """Amount that was added to the stored bias because a feature is served with a fixed value
     (`CategoricalOptions.served_as`). With the correction, the mean score equals the click rate of
-    the log. A run that continues the model first removes this correction."""
+    the log. Before an incremental run continues the training of the model, it removes this
+    correction."""
     excluded_columns: list[str] = field(default_factory=list)
     """See `RawDataset.excluded_columns`. Serving ignores this list and uses the list in the feature
     workflow."""
@@ -590,8 +592,9 @@ class RowsQuality:
 class ReorderingGain:
     """Estimated gain in clicks if lists were shown in the candidate's order.
 
-    The gain is estimated from explored lists (`components.evaluation.exploration`). Values are None
-    if exploration swapped too few of the pairs that the candidate orders differently.
+    The gain is estimated from explored lists (`components.evaluation.exploration`). The estimate is
+    None if exploration swapped too few pairs of neighbours. Only pairs that the candidate would
+    swap count.
     """
 
     gain: float | None = None
@@ -614,7 +617,8 @@ class ReorderingGain:
 class Verdict(Manifest):
     """The gate's decision on a candidate.
 
-    Evaluation writes it. Deployment, the pipeline's condition and people read the verdict.
+    Evaluation writes the verdict. The pipeline deploys the candidate only if the verdict accepts
+    it.
     """
 
     candidate_model_id: str

@@ -99,8 +99,8 @@ def known_columns(features: Features) -> frozenset[str]:
 
 
 CLOCK_AHEAD_SECONDS = 3600.0
-"""Maximum clock skew in seconds. If a recorded time is further in the future, the clock is assumed
-to have been wrong. Programs do not wait for a time that comes from a wrong clock."""
+"""Maximum clock skew in seconds. A time that is further in the future than the maximum comes from a
+wrong clock. Programs do not wait for such a time."""
 
 
 def is_infinite(values: "NDArray[np.floating[Any]]") -> "NDArray[np.bool_]":

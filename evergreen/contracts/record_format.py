@@ -125,7 +125,8 @@ _RECORD = (
     _FieldRow("outcomes", 2, "Outcomes", comment="or the outcomes of rows, once they are known"),
 )
 _MAX_LAYOUTS = 64
-"""Maximum number of cached layouts. Each number of rows in a message needs its own layout."""
+"""Maximum number of cached layouts. Messages with different numbers of rows have different
+layouts."""
 _OUTCOME_BYTES = 300
 """Approximate memory of a decoded outcome in bytes, including the Python objects of its id, row and
 time."""
@@ -391,7 +392,7 @@ class RecordFormat:
         Returns 0 if no valid record has these sizes.
         """
         num_rows, rest = divmod(score_bytes, _ARRAYS["float"].itemsize)
-        # The encoded features are longer than the features' numbers. Without this check, a corrupt
+        # The encoding adds bytes to the numbers of the features. Without this check, a corrupt
         # message could request a layout of any size.
         is_valid = (
             not rest
@@ -515,8 +516,8 @@ class _Layout:
         whole = _serialized(kind(**{name: bytes(size * num_rows) for name, size in columns}))
         self.size = len(whole)
         self.heads: list[tuple[str, bytes]] = []
-        """Name and head of each field. The head consists of the tag and the length, and the numbers
-        follow."""
+        """Name of each field, and the bytes before the numbers of the field. These bytes contain
+        the tag and the length."""
         self.starts: dict[str, int] = {}
         end = 0
         for name, size in columns:

@@ -44,8 +44,8 @@ MISSING_ID = 1
 OOV_ID = 2
 FIRST_ID = 3
 TOMBSTONE = -2
-"""Entry in a vocabulary at an id that has no category. Categories in the raw rows are never
-negative, except `MISSING_CATEGORY` for a missing one."""
+"""Value in a vocabulary for an unused id, whose category was evicted. A category in the raw rows is
+never negative, except `MISSING_CATEGORY`."""
 
 SETTINGS_FILE = "workflow.json"
 VOCABULARIES_FILE = "vocabularies.npz"
@@ -360,7 +360,7 @@ class VocabularyChange:
     """Ids that have a category now but had none before. These ids are appended ids and reused
     tombstones."""
     reused: NDArray[np.int64]
-    """Ids in `entered` that were tombstones before."""
+    """Ids in `entered` that the vocabulary before the change marked as unused (`TOMBSTONE`)."""
     evicted: NDArray[np.int64]
     """Ids that had a category and are now tombstones."""
 

@@ -195,7 +195,7 @@ def chunks(start: int, stop: int) -> Iterator[slice]:
 def slot_offsets(slot_sizes: Sequence[int]) -> NDArray[np.int64]:
     """Return the table row of each slot's first id.
 
-    This row is the sum of the sizes of all earlier slots.
+    The number of this row is the sum of the sizes of all earlier slots.
 
     >>> slot_offsets([3, 5, 2])
     array([0, 3, 8])
@@ -235,7 +235,7 @@ class Table(NamedTuple):
 
 
 def one_each(slot_sizes: Sequence[int]) -> FeaturePositions:
-    """Return the layout of a row that looks up every slot once."""
+    """Return the layout of a row that has exactly one id for every slot."""
     return FeaturePositions(tuple(range(len(slot_sizes))), ())
 
 

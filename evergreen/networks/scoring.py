@@ -130,13 +130,16 @@ class Scorer:
 
 
 def pooled(vectors_BPE: Tensor, is_there_BP: Tensor, positions: FeaturePositions) -> Tensor:
-    """Pool the vectors at the P positions of each row to the row's F vectors, [B, F, E].
+    """Replace the vectors of each list by one pooled vector.
 
     Args:
-        vectors_BPE: Embedding vector of each position.
+        vectors_BPE: Embedding vectors of B rows with P positions.
         is_there_BP: Whether the position has an id. Positions without an id are ignored when a list
             is pooled.
-        positions: Slot of each position, and the lists among the positions.
+        positions: Slot of each position, and which positions form a list.
+
+    Returns:
+        F vectors for each row, [B, F, E].
     """
     if not positions.lists:
         return vectors_BPE

@@ -224,7 +224,7 @@ class SampledColumn:
     def kind(self) -> str:
         """Return the kind of the column.
 
-        At most the share `TOLERATED` of the values may have another kind.
+        The share of values of other kinds is at most `TOLERATED`.
         """
         found = self.kind_of_type
         if self.is_list or found in (BOOLEAN, TIME, INTEGER, OTHER) or not self.num_present:
@@ -288,11 +288,11 @@ class SampledColumn:
         return min(exact), max(exact)
 
     def row_values(self, of_values: NDArray[Any], absent: Any) -> NDArray[Any]:
-        """Return an array with one entry of `of_values` for each row.
+        """Return the number of each row's value, from the numbers of the distinct values.
 
-        The index of a row's entry in `of_values` is the index of the row's value in `values`.
-
-        For a row without a value, the result is `absent`.
+        Args:
+            of_values: Number of each distinct value, in the order of `values`.
+            absent: Number of a row without a value.
         """
         if not len(of_values):
             return np.full(self.num_rows, absent)
@@ -552,7 +552,7 @@ def _shape(text: str) -> str:
     return re.sub(r"\d+", "9", re.sub(r"[A-Za-z]+", "a", text))
 
 
-# -- columns that predict the label alone
+# -- columns from which the label can be predicted without other columns
 
 
 _MIN_PER_LABEL = 20

@@ -56,7 +56,7 @@ MANY = 20_000
 """If the sample of a column has at least this number of distinct categories, the column may need
 more memory than a server has."""
 _MOST_DATES = 100
-"""Maximum values of a column that are compared with unsupported forms of dates."""
+"""Maximum number of values per column that are checked for unsupported date formats."""
 _MOST_LABELS = 20_000
 """Maximum distinct values of a label column, even if nearly all of its rows are 0 or 1."""
 _MIN_EACH = 5
@@ -618,8 +618,8 @@ def _is_label(column: SampledColumn) -> bool:
     ):
         return False
     has = [column.rows_with(column.labels == label) > 0 for label in (0, 1)]
-    # If a column has the name of a label, one of the two labels may be absent. If a column contains
-    # only 1 and missing values, it is not a label, because a missing value may not mean 0.
+    # A column with the name of a label may contain only zeros or only ones. A column of ones and
+    # missing values is not accepted as a label, because a missing value may not mean 0.
     return all(has) or (is_named and any(has) and not num_missing)
 
 
@@ -693,8 +693,8 @@ def _is_dated(column: SampledColumn) -> bool:
 def _is_surely_time(column: SampledColumn) -> bool:
     """Return whether a column certainly contains times.
 
-    The name of the column is used only for times, or the name is common for times and the values
-    look like times. Small numbers do not count as times.
+    If the name is used only for times, the values are not checked. If the name is only common for
+    times, the values must look like times. Small numbers do not look like times.
     """
     if names.letters(column.name) in names.CERTAIN_TIMES:
         return True
@@ -733,8 +733,8 @@ def _may_be_time(column: SampledColumn) -> bool:
         return (
             any(mark in column.example[4:5] for mark in _ISO_LIKE) and column.example[:4].isdigit()
         )
-    # If the column's name is not typical of times, numbers count as times only if they never
-    # decrease from row to row.
+    # The column's name is not typical of times, so the numbers count as times only if they are
+    # sorted in ascending order.
     if (
         column.kind not in (INTEGER, FLOAT)
         or names.is_id(column.name)

@@ -26,8 +26,8 @@ _MOST_LOOKED_AT = 20_000
 _SEPARATED_SHARE = 0.25
 """A column looks like lists if at least this share of its distinct texts contains a separator."""
 _MIN_REPEATS = 3.0
-"""Minimum average number of times that each distinct element occurs in the texts. If elements occur
-this often, texts with a separator are lists, even if the column's name does not suggest lists."""
+"""Minimum number of elements per distinct element. From this number on, a column of texts with a
+separator is treated as a list column, whatever its name is."""
 _MOST_LETTERS = 40
 """Maximum number of characters of an element. A longer text is assumed to be a sentence."""
 

@@ -35,7 +35,7 @@ TARGETS = (
     "islabel",
     "isclickedlabel",
 )
-"""Names of label columns that do not contain the event, such as a click."""
+"""General names of label columns, which do not tell the event that is predicted."""
 CONVERSIONS = (
     "converted",
     "conversion",
@@ -297,8 +297,8 @@ _ID_ENDS = frozenset(
 _ONLY_WITH_ID = frozenset(
     {"device", "client", "account", "profile", "player", "person", "anonymous"}
 )
-"""Words that refer to a user only if an ending such as `id` follows. Without the ending, these
-words refer to a type, such as a device type."""
+"""Words that refer to a user only if an ending such as `id` follows. For example, `device_id`
+refers to a user, but `device` refers to a type of device."""
 _ENTITY_WORDS = frozenset(
     {
         "pseudo",

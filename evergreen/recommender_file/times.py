@@ -130,8 +130,8 @@ def _read(
 ) -> tuple[Any, DaySpan | None]:
     """Return the times of the column's `values` in microseconds, and the days that they span.
 
-    The time of a value that is not a time is -1. Times before `earliest` or after tomorrow are
-    ignored in the days.
+    If a value is not a time, the result is -1. The span of days excludes times before `earliest`
+    and after tomorrow.
     """
     found = (
         TimeRule(form=form).parse(column.values).values.cast(pa.int64()).fill_null(-1).to_numpy()

@@ -90,8 +90,8 @@ class Promotion:
     sha256: dict[str, str] = field(default_factory=dict)
     """Hashes of the version's files, as in the version's `Release`."""
     share: float | None = None
-    """Share of the traffic. Lines with the action `canary` have a share. The intent before a new
-    canary also has a share."""
+    """Share of the traffic that the canary gets. None if the line neither has the action `canary`
+    nor is the `intent` line before a new canary."""
     blocked_model_id: str | None = None
     """Id of the model that an automatic `rollback` removed from traffic. The model is not released
     again unless a person overrides the block."""
@@ -333,15 +333,15 @@ def canary_at_work(store: Path) -> Promotion | None:
 
 
 def live_at(store: Path, moment: datetime) -> tuple[Promotion, Promotion | None] | None:
-    """Return the journal lines that began and ended the live time of the version live at `moment`.
+    """Return the journal lines of the version that was live at `moment`.
 
     Args:
         store: Folder of the model registry.
         moment: Time with a time zone.
 
     Returns:
-        Both lines. The second line is None if the version is still live. The result is None if no
-        version was live at `moment`.
+        The line that made the version live, and the line that replaced the version. The second line
+        is None if the version is still live. The result is None if no version was live at `moment`.
     """
     promotions = read_journal(store)
     for entry, after in zip(reversed(promotions), [None, *reversed(promotions)]):

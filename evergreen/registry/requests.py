@@ -80,8 +80,8 @@ class RequestState:
     recorded: Promotion | None = None
     """Journal line of the change that was requested. None if the change was not made."""
     first: str = ""
-    """Id of the first request of the same run for the same model. If this request is not a retry,
-    it is the id of this request."""
+    """Id of the first request of the same run for the same model. For a request that is not a
+    retry, `first` equals `id`."""
     earlier: ServingAnswer | None = None
     """Final answer to an earlier request of the same run for the same model, or None."""
 
@@ -185,9 +185,9 @@ def last_abort(store: Path) -> ServingRequest | None:
 
 
 def final_answer(store: Path, run: str, model_id: str) -> RequestState | None:
-    """Return the request of the run for the model, if the answer to this request is final.
+    """Return a run's first request for a model that has a final answer.
 
-    Returns None if there is no such request.
+    Returns None if no request has a final answer.
 
     Raises:
         ContractError, TemporaryError: See `read_requests`.

@@ -158,7 +158,7 @@ def kubeflow_name(run: str) -> tuple[str, str]:
 
 
 SEARCH_RUN = "search"
-"""Kind of the runs of a hyperparameter search. The name of each trial begins with this kind."""
+"""Kind of the runs of a hyperparameter search. The name of each trial begins with `search`."""
 
 
 def new_run_name(kind: str) -> str:

@@ -169,7 +169,10 @@ def line_chart(
 
 
 def _firsts(marks: Sequence[Mark], *, apart: float) -> list[Mark]:
-    """Return the marks in order. Only the first mark of a series with the same text is returned."""
+    """Return the marks in ascending order, without repetitions.
+
+    A mark is a repetition if the previous mark with the same text is less than `apart` away.
+    """
     last: dict[str, float] = {}
     firsts = []
     for mark in sorted(marks, key=lambda mark: mark.x):

@@ -74,8 +74,8 @@ def write_parquet(table: Any, target: Any, **options: Any) -> None:
 
 
 _MAX_ROWS_PER_BYTE = 100
-"""Maximum number of rows for each byte of a file. The key and the time of each row occupy more than
-1/100 byte."""
+"""Maximum number of rows for each byte of a file. A valid file has fewer rows per byte, even after
+compression."""
 _FREE_ROWS = 65_536
 """Number of rows that a file of any size may have, in addition to `_MAX_ROWS_PER_BYTE` per byte."""
 _MAX_GROUP_ROWS = 1 << 24

@@ -86,7 +86,7 @@ class LineCounts:
         return sum(getattr(self, each.name) for each in fields(self))
 
     def add(self, other: "LineCounts") -> None:
-        """Add the counts of other lines."""
+        """Add the counts in `other` to these counts."""
         for each in fields(self):
             setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
 
@@ -539,10 +539,10 @@ class _Splitter:
         return pc.replace_with_mask(lines, pa.array(longer), cut)
 
     def _irregular_line(self, line: int) -> int | None:
-        """Classify a line that is not a record by itself.
+        """Classify a line that is not a complete record.
 
-        Returns the last line that was classified. Returns None if the classification needs lines of
-        the next block.
+        Returns the index of the last line that was classified. Returns None if the classification
+        needs lines of the next block.
         """
         dialect, raw = self._dialect, self._lines[line].as_py()
         if self._is_header[line]:

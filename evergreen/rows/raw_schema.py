@@ -256,7 +256,7 @@ class MalformedRows:
     def __getstate__(self) -> dict[str, Any]:
         """Return the state of the collector, which another process can merge.
 
-        The result lacks the open file and the function for displayed names.
+        The state excludes the open file and the function that shortens file names for messages.
         """
         return {**self.__dict__, "_file": None, "_named": str}
 
@@ -308,7 +308,7 @@ class MalformedRows:
         self._unfit |= other._unfit
 
     def add_mismatches(self, columns: Iterable[SchemaMismatch]) -> None:
-        """Record schema mismatches of a file.
+        """Add a file's columns that do not match the schema.
 
         Only the first mismatch of each column is recorded.
         """

@@ -74,7 +74,7 @@ class Texts(Protocol):
 
 
 class _Lines:
-    """Original texts of the rows of a file in which each row is one record (see `Texts`)."""
+    """Original text of each row, for a file that has one row per record (see `Texts`)."""
 
     def __init__(self, lines: LineTexts) -> None:
         self._lines = lines

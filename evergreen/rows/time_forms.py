@@ -31,7 +31,7 @@ USUAL = to_micros(datetime(2000, 1, 1))
 """Start of the period of common event times. The reader accepts earlier times with a warning."""
 _SURE_HUNDREDS = 24
 """Minimum number of values that differ in more than their last two digits. With fewer such values,
-a column of counts of time units can look like calendar digits by chance."""
+numbers such as Unix seconds can look like calendar digits by chance."""
 _FITTING_SHARE = 0.9
 """Minimum share of a column's distinct values that a format must parse. Values that the format
 cannot parse are malformed."""

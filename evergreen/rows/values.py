@@ -92,7 +92,7 @@ _MISSING = pa.array(sorted(meanings.MISSING_WORDS))
 
 
 def missing_texts(texts: Any) -> Any:
-    """Return which texts of an Arrow array mean that there is no value."""
+    """Return a mask of the texts in an Arrow array that stand for a missing value."""
     return pc.is_in(pc.utf8_trim_whitespace(texts), value_set=_MISSING.cast(texts.type))
 
 

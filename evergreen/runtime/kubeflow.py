@@ -80,9 +80,9 @@ class KubeflowServer:
         namespace: Namespace in a multi-user installation. The namespace must be empty in a
             single-user installation.
         token_file: File with the token. The file is read again for each request. If `token_file` is
-            empty, the token is read from the file that kfp's own variable names, or else from the
-            file of the pod's projected token. If the default file is absent, no token is sent. A
-            single-user installation needs no token.
+            empty, the file is the one in kfp's own environment variable. If the variable is not
+            set, the file is the pod's projected token. If this default file is absent, no token is
+            sent. A single-user installation needs no token.
         timeout_seconds: Timeouts of each request: one for connecting, and one for reading.
 
     Every method raises TemporaryError if the server does not answer, reports an error of its own,
@@ -90,7 +90,7 @@ class KubeflowServer:
     request.
 
     Raises:
-        ContractError: `token_file` is given and absent.
+        ContractError: The file `token_file` does not exist.
     """
 
     def __init__(

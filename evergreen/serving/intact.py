@@ -1,9 +1,9 @@
 """Read the two stored copies of a version's files, and restore corrupt copies.
 
 One copy is in Triton's repository, and the other copy is in the model registry. Each copy is
-compared with the hashes in the version's `Release` and in its record in the repository. If a copy
-is corrupt, the error names the corrupt copy, and the intact copy is used, or it replaces the
-corrupt copy.
+compared with the hashes in the version's `Release` and in its record in the repository. If one copy
+is corrupt, the error message names this copy. The functions then use the intact copy, or replace
+the corrupt copy by the intact copy.
 """
 
 import logging

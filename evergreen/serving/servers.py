@@ -287,7 +287,7 @@ class Timeouts:
 
     lock_seconds: float = 120.0
     """Seconds until a request that no controller accepts is withdrawn. While a command waits, it
-    also tries to take the lock itself. 0 = try once."""
+    also tries to take the lock itself. If the timeout is 0, the command tries only once."""
     ready_seconds: float = 60.0
     """Seconds to wait until a loaded version is ready, or until a starting replica listens."""
     leave_seconds: float = 20.0

@@ -139,9 +139,9 @@ class ColumnProfile:
     present_requests: int
     """Number of requests with a value. 0 = unknown."""
     missing: RowTotal
-    place_squares: int = 0
+    bucket_squares: int = 0
     """Sum over requests of the squared sum of bucket numbers. 0 if no mean is compared."""
-    place_products: int = 0
+    bucket_products: int = 0
     """Sum over requests of a product: the sum of the bucket numbers in the request times the
     request's number of rows with a value."""
     floor: int = 0
@@ -181,8 +181,8 @@ class ColumnProfile:
             "present_sizes",
             "present_requests",
             "missing",
-            "place_squares",
-            "place_products",
+            "bucket_squares",
+            "bucket_products",
         )
         both = {name: getattr(self, name) + getattr(other, name) for name in added}
         return ColumnProfile(values=values, sums=sums, floor=floor, **both)

@@ -486,8 +486,8 @@ class _Comparison:
             weighed += variance * column.present
             if column.present_requests >= 2:
                 squares = (
-                    column.place_squares
-                    - 2 * mean * column.place_products
+                    column.bucket_squares
+                    - 2 * mean * column.bucket_products
                     + mean**2 * column.present_sizes
                 )
                 squares *= column.present_requests / (column.present_requests - 1)

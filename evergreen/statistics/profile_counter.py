@@ -48,7 +48,7 @@ BLOCK_ROWS = 1024
 _MAX_DISTINCT = 131_072
 """Maximum number of categories that are counted in memory, for each column and half. The counts of
 each category take 32 bytes."""
-_CHOOSING, _FAIR = 0, 1
+_SELECTION, _ESTIMATION = 0, 1
 """Indexes of the two halves of the rows. Rows of the choosing half determine the cells. Rows of the
 fair half give unbiased counts of the chosen cells."""
 
@@ -139,7 +139,7 @@ class _BatchRequests:
         """[g] number of rows of each request."""
         self.of_row = np.repeat(np.arange(len(self.sizes)), self.sizes)
         """[n] request of each row, ascending."""
-        second = int((blocks[self.order[self.starts]] % 2 == _CHOOSING).sum())
+        second = int((blocks[self.order[self.starts]] % 2 == _SELECTION).sum())
         self.halves = (slice(0, second), slice(second, len(self.sizes)))
         """Ranges of the requests of each half."""
 
@@ -293,14 +293,14 @@ class ProfileCounter:
         starts = _run_starts(keys)
         runs, rows = keys[starts], np.diff(np.append(starts, len(keys)))
         of_request = runs & ((1 << bits) - 1)
-        is_fair = of_request >= halves[_FAIR].start
+        is_estimation = of_request >= halves[_ESTIMATION].start
         run_values = runs >> bits
-        groups = _run_starts(run_values * 2 + is_fair)
+        groups = _run_starts(run_values * 2 + is_estimation)
         parts = (rows, rows * rows, rows * with_value[of_request])
         sums = np.stack([np.add.reduceat(part, groups) for part in parts], axis=1)
-        found, in_fair = run_values[groups], is_fair[groups]
+        found, in_estimation = run_values[groups], is_estimation[groups]
         found = found if distinct is None else distinct[found]
-        for counts, chosen in zip(self._values[name], (~in_fair, in_fair)):
+        for counts, chosen in zip(self._values[name], (~in_estimation, in_estimation)):
             counts.add_sums(found[chosen], sums[chosen])
 
     def merge(self, other: "ProfileCounter") -> None:
@@ -390,15 +390,15 @@ class ProfileCounter:
         the fair half.
         """
         listed = {}
-        for name, (choosing, fair) in self._values.items():
-            values, _, _ = most_frequent(choosing.values, choosing.sums, LISTED_VALUES)
-            listed[name] = (values, find_sums(values, fair.values, fair.sums), fair.lost)
-        choosing_buckets = self._sums["buckets"][_CHOOSING, :, 0].reshape(-1, NUM_BUCKETS)
+        for name, (selection, estimation) in self._values.items():
+            values, _, _ = most_frequent(selection.values, selection.sums, LISTED_VALUES)
+            listed[name] = (values, find_sums(values, estimation.values, estimation.sums), estimation.lost)
+        selection_buckets = self._sums["buckets"][_SELECTION, :, 0].reshape(-1, NUM_BUCKETS)
         return TrainingReference(
             rows=self.rows,
-            profile=self._profile(slice(_FAIR, _FAIR + 1), listed),
+            profile=self._profile(slice(_ESTIMATION, _ESTIMATION + 1), listed),
             bounds={
-                name: inner_buckets(buckets) for name, buckets in zip(self._dense, choosing_buckets)
+                name: inner_buckets(buckets) for name, buckets in zip(self._dense, selection_buckets)
             },
             numeric=self.features.numeric,
             categorical=self.features.categorical,
@@ -429,8 +429,8 @@ class ProfileCounter:
                 present_sizes=sizes,
                 present_requests=requests,
                 missing=RowTotal(*sums["missing"][i].tolist()),
-                place_squares=places[0],
-                place_products=places[1],
+                bucket_squares=places[0],
+                bucket_products=places[1],
                 floor=floor,
             )
         rows, requests, sizes = sums["rows"].tolist()

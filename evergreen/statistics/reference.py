@@ -47,17 +47,17 @@ Bounds = tuple[int, int]
 The two bucket numbers are equal if the column has no values."""
 
 
-def inner_buckets(choosing: Ints) -> Bounds:
+def inner_buckets(counts: Ints) -> Bounds:
     """Return the range of buckets without outliers, from the choosing half's histogram [k].
 
     At each end, a share of at most `OUTLIER_SHARE` of the values are outliers.
     """
-    total = int(choosing.sum())
+    total = int(counts.sum())
     if not total:
         return 0, 0
-    below, above = np.cumsum(choosing), np.cumsum(choosing[::-1])
+    below, above = np.cumsum(counts), np.cumsum(counts[::-1])
     first = int(np.searchsorted(below, OUTLIER_SHARE * total, side="right"))
-    return first, len(choosing) - int(np.searchsorted(above, OUTLIER_SHARE * total, side="right"))
+    return first, len(counts) - int(np.searchsorted(above, OUTLIER_SHARE * total, side="right"))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -57,7 +57,7 @@ class Layout:
         self.reference = reference
         rows, known = rows or reference.features, reference.profile.columns
         compared = reference.compared
-        self._lost = rows.places_lost(compared)
+        self._lost = rows.missing_columns(compared)
         self._columns = ColumnMap(rows.columns, compared.columns)
         self._widths = (len(rows.numeric), len(rows.positions.slots))
         lengths = [LENGTH.format(name=name) for name in compared.lists]

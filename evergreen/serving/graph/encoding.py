@@ -13,12 +13,13 @@ every slot. The slot of an excluded column has no entries, and in this slot the 
 row for missing values. All values of an excluded column are therefore treated as missing.
 
 The table uses cuckoo hashing with `CHOICES` cells per key (Pagh & Rodler, ESA 2001; Fotakis et al.,
-STACS 2003). Choice d of a key is the cell `starts[d] + key mod primes[d]`, and each choice has its
-own range of cells. A lookup reads `CHOICES` cells, even if the table is large. ONNX Runtime maps
-the arrays from `model.data`. A server therefore builds nothing when it opens a graph, and its
-instances share the arrays, which take 15 bytes per entry. ONNX Runtime's LabelEncoder builds a hash
-map of 60 to 75 bytes per entry in each instance. LabelEncoder made the graph 8 to 20 % faster with
-up to 2.6 million entries, but not faster with more entries.
+STACS 2003). A key may be stored in any of the cells `starts[d] + key mod primes[d]`, where `d` is
+from 0 to `CHOICES` - 1. The cells of different `d` do not overlap. A lookup reads `CHOICES` cells,
+even if the table is large. ONNX Runtime maps the arrays from `model.data`. A server therefore
+builds nothing when it opens a graph, and its instances share the arrays, which take 15 bytes per
+entry. ONNX Runtime's LabelEncoder builds a hash map of 60 to 75 bytes per entry in each instance.
+LabelEncoder made the graph 8 to 20 % faster with up to 2.6 million entries, but not faster with
+more entries.
 """
 
 from collections.abc import Sequence
@@ -62,10 +63,10 @@ class KeyRange(NamedTuple):
     Raw values are clipped to `lowest` and `highest`, and no vocabulary contains a category beyond
     these bounds. ONNX Runtime 1.31 clips int64 wrongly if a value and the bound agree in their
     upper 32 bits, because it compares the lower 32 bits as signed numbers. For example, it does not
-    clip 2^33 - 1 to the bound 2^32. The bug of ONNX Runtime does no harm with the bounds used here,
-    because their lower 32 bits are the smallest signed number. The clipping error matters only if
-    it moves a value into another slot's range. An unclipped value is at most 2^32 beyond a bound,
-    and the ranges of two slots are further apart.
+    clip 2^33 - 1 to the bound 2^32. The lower 32 bits of both bounds here are 2^31, which is the
+    smallest number as signed bits. With these bounds, the bug of ONNX Runtime does no harm. A wrong
+    result would matter only if a value moved into another slot's range. An unclipped value is at
+    most 2^32 beyond a bound, and the ranges of two slots are further apart.
     """
 
     highest: int
@@ -186,7 +187,7 @@ def _bucket(parts: Parts, workflow: FeatureWorkflow, *, values: str, missing: st
 def _column_constant(parts: Parts, name: str, values: Sequence[float]) -> str:
     """Add a constant with one value per column, and return its name.
 
-    If all values are equal, the constant has a single value.
+    If all values are equal, the constant is a scalar.
     """
     array = np.array(values, np.float32)
     return parts.constant(name, array[0] if (array == array[0]).all() else array)
@@ -284,9 +285,10 @@ def _entries(
 
 
 def _look_up(parts: Parts, wanted: str, table: "HashTable", *, width: int) -> str:
-    """Add `distances` [n, width], the value of each key in the table.
+    """Add the nodes that look up keys, and return the name of their output `distances`, [n, width].
 
-    If the table lacks a key, the key gets the value of cell 0.
+    The output is the value that the table stores for each key. If the table lacks a key, the output
+    is the value of cell 0.
 
     GatherElements needs flat indices, but for single numbers it takes only a seventh of the time of
     Gather.
@@ -363,9 +365,10 @@ def _place(
     """Assign each key to a cell.
 
     Returns, for each cell, the position of its key, or -1 if the cell is empty. Returns None if a
-    key found no free cell. In each round, every key without a cell takes the cell of its current
-    choice. If several keys want the same cell, the last of these keys gets it. In the next round,
-    keys without a cell and keys that lost their cell try their next choice.
+    key found no free cell. A key may be stored in one of `CHOICES` cells. In each round, every key
+    without a cell is moved to its current choice, and replaces the key in that cell. If several
+    keys have the same choice, the last key is stored. In the next round, all keys without a cell
+    try their next choice.
     """
     owners = np.full(1 + int(primes.sum()), -1, np.int64)
     choices = np.zeros(len(keys), np.int8)

@@ -8,9 +8,9 @@ comes from `network.onnx`, which is stored with the weights of every registered 
 `evergreen.serving.graph.parts` writes the files, `evergreen.serving.parity` checks the scores, and
 `evergreen.serving.repository` publishes the graph.
 
-The tables are stored in `model.data`, whose size is limited only by the disk. The memory of this
-process, which maps the tables, and the memory of the server also limit their size. A graph has at
-most `evergreen.serving.graph.encoding.MAX_KEYS` vocabulary entries.
+The tables are stored in `model.data`. The size of the tables is limited by the disk, by the memory
+of this process and by the memory of the server. A graph has at most
+`evergreen.serving.graph.encoding.MAX_KEYS` vocabulary entries.
 """
 
 from collections.abc import Sequence

@@ -35,7 +35,7 @@ _ELEMENT_TYPES = {"FP32": TensorProto.FLOAT, "INT64": TensorProto.INT64}
 class Parts:
     """Nodes, constants and tables in the order of their addition.
 
-    A table is a constant outside the message.
+    A table is a constant that is stored in the file `model.data` instead of the protobuf message.
     """
 
     def __init__(self, inputs: Sequence[Tensor]) -> None:

@@ -123,8 +123,8 @@ def triton_config(
 ) -> str:
     """Return the text of `config.pbtxt` for the model `name`, which serves exactly `versions`.
 
-    The highest of `versions` answers requests without a version. Every version must score the rows
-    of `warmup` before it is ready.
+    A request without a version is served by the highest of `versions`. Every version must score the
+    rows of `warmup` before it is ready.
 
     Raises:
         ContractError: `versions` is empty or contains a number below 1.
