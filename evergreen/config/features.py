@@ -150,13 +150,11 @@ class ListOptions:
         _require_width(self.embed)
         if self.table is not None and self.embed is not None:
             raise ContractError(
-                f"embed is {self.embed} beside table {self.table!r}, expected the table's embed "
-                "alone"
+                f"embed is {self.embed}, expected none, because table {self.table!r} has an embed"
             )
         if self.table is not None and self.type != _LIST_TYPE:
             raise ContractError(
-                f"type is {self.type!r} beside table {self.table!r}, expected the table's type "
-                "alone"
+                f"type is {self.type!r}, expected none, because table {self.table!r} has a type"
             )
 
 
@@ -244,8 +242,8 @@ class NumericOptions:
             self._expect_buckets(kinds)
         elif self.embed is not None:
             raise ContractError(
-                f"embed is {self.embed} without quantile_buckets, expected none: a number has no "
-                "vector"
+                f"embed is {self.embed}, expected no embed without quantile_buckets, because only "
+                "buckets have vectors"
             )
         if [kind for kind in _STEPS if kind in kinds] != kinds:
             raise ContractError(
@@ -480,7 +478,7 @@ class Features:
 
         Features with a fixed served value may be absent.
         """
-        served = {self.categorical[place] for place in self.served_as}
+        served = {self.categorical[position] for position in self.served_as}
         return tuple(name for name in self.names if name not in served)
 
     @property
@@ -501,7 +499,7 @@ class Features:
         return tuple(name for name in self.numeric if self.options_of(name).num_buckets)
 
     @property
-    def places(self) -> FeaturePositions:
+    def positions(self) -> FeaturePositions:
         """Return the slot of each position on the categorical axis, and the positions of each list.
 
         >>> last, tags = ListOptions(max=2, table="item"), ListOptions(max=1, pool="sum")
@@ -519,7 +517,7 @@ class Features:
 
     @property
     def id_positions(self) -> FeaturePositions:
-        """Return `places` extended by one position for each bucketed feature.
+        """Return `positions` extended by one position for each bucketed feature.
 
         >>> options = {"price": NumericOptions(transform=("quantile_buckets(8)",))}
         >>> features = Features(numeric=("price",), categorical=("item",), numeric_options=options)
@@ -550,7 +548,7 @@ class Features:
     def position_names(self) -> tuple[str, ...]:
         """Return the name of the tensor column at each position of the categorical axis."""
         return self.categorical + tuple(
-            place for name in self.lists for place in self.positions_of(name)
+            column for name in self.lists for column in self.positions_of(name)
         )
 
     @property
@@ -646,20 +644,20 @@ class Features:
     def missing_columns(self, other: "Features") -> list[str]:
         """Return the tensor columns that `other` has and `self` lacks.
 
-        If `self` and `other` keep different elements of a list, all columns of the list are
+        If the options of a list differ in the selected elements, all columns of the list are
         returned.
         """
-        lost = [name for name in other.numeric if name not in self.numeric]
-        for name, place in zip(other.position_features, other.position_names):
+        missing = [name for name in other.numeric if name not in self.numeric]
+        for name, column in zip(other.position_features, other.position_names):
             counted = [
                 (each.max, each.keep)
                 for each in (self.list_options_of(name), other.list_options_of(name))
             ]
-            if place not in self.position_names or (
+            if column not in self.position_names or (
                 name in other.lists and counted[0] != counted[1]
             ):
-                lost.append(place)
-        return lost
+                missing.append(column)
+        return missing
 
     def joined(self, other: "Features") -> "Features":
         """Return the features of `self` and `other` together.

@@ -59,12 +59,12 @@ class NetworkConfig:
         _require_at_least(1, "embedding_dim", self.embedding_dim)
         if self.widths and (len(self.widths) != self.num_categorical or min(self.widths) < 1):
             raise ContractError(
-                f"widths are {self.widths}, expected {self.num_categorical} of at least 1"
+                f"widths are {self.widths}, expected {self.num_categorical} widths, each at least 1"
             )
         if self.widths and not self.takes_widths:
             raise ContractError(
-                f"widths are {self.widths}, expected one width for all vectors: {self.network} "
-                "multiplies them"
+                f"widths are {self.widths}, expected no widths, because {self.network} needs "
+                "vectors of one width"
             )
         if not self.tower or min(self.tower) < 1:
             raise ContractError(f"tower is {self.tower}, expected one or more widths of at least 1")
@@ -192,11 +192,9 @@ class DlrmConfig(NetworkConfig):
         super().__post_init__()
         if self.num_categorical + bool(self.num_dense) < 2:
             raise ContractError(
-                f"num_categorical is {self.num_categorical} and num_dense {self.num_dense}, "
-                "expected two categorical "
-                "columns, or one beside numeric ones: dlrm multiplies pairs of vectors, and all "
-                "numeric columns "
-                "together are one"
+                f"num_categorical is {self.num_categorical} and num_dense is {self.num_dense}, "
+                "expected at least two vectors for dlrm: one for each categorical column, and one "
+                "for all numeric columns together"
             )
 
     def column_axes(
@@ -257,15 +255,15 @@ def network_config(recommender: Recommender) -> NetworkConfig:
     if len(set(widths.values())) > 1:
         if not kind.takes_widths:
             name = next(name for name, width in widths.items() if width != usual.embedding_dim)
-            place = next(
-                kind
-                for kind in ("numeric", "categorical", "lists")
-                if name in getattr(features, kind)
+            group = next(
+                group
+                for group in ("numeric", "categorical", "lists")
+                if name in getattr(features, group)
             )
             raise ContractError(
-                f"features.{place}.{name}.embed is {widths[name]}, expected {usual.embedding_dim}, "
-                "the model's "
-                f"embedding_dim: model.kind {kind.network} multiplies vectors with each other"
+                f"features.{group}.{name}.embed is {widths[name]}, expected the model's "
+                f"embedding_dim ({usual.embedding_dim}), because model.kind {kind.network} needs "
+                "vectors of one width"
             )
         return replace(usual, widths=tuple(widths.values()))
     return replace(usual, embedding_dim=next(iter(widths.values()), usual.embedding_dim))

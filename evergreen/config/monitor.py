@@ -64,8 +64,8 @@ def policy_names(text: str) -> list[str]:
     names = split_names(text)
     if set(names) - set(POLICY_NAMES) or len(set(names)) < len(names):
         raise ContractError(
-            f"policies is {text!r}, expected some of {', '.join(POLICY_NAMES)}, by commas, each "
-            "once"
+            f"policies is {text!r}, expected one or several of {', '.join(POLICY_NAMES)}, "
+            "separated by commas and without repetition"
         )
     return names
 
@@ -119,13 +119,13 @@ class PolicySettings:
     def __post_init__(self) -> None:
         if self.notify_only and not set(split_names(self.notify_only)) <= set(POLICY_NAMES):
             raise ContractError(
-                f"notify_only is {self.notify_only!r}, expected some of {', '.join(POLICY_NAMES)}, "
-                "by commas"
+                f"notify_only is {self.notify_only!r}, expected one or several of "
+                f"{', '.join(POLICY_NAMES)}, separated by commas"
             )
         if "threshold" in policy_names(self.policies) and not self.auc_threshold:
             raise ContractError(
-                f"policies is {self.policies!r} without auc_threshold, expected an AUC for policy "
-                "threshold, which depends on the task; policy sequential needs none"
+                f"policies is {self.policies!r} but auc_threshold is not set, expected the minimum "
+                "AUC for policy threshold; policy sequential needs no auc_threshold"
             )
         counts = ("min_clicks", "consecutive_breaches", "drift_buckets", "drift_columns")
         expect(self, "at least 1", lambda value: value >= 1, *counts)

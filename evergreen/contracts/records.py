@@ -268,8 +268,8 @@ class Requests:
 
         The versions are in the order of their last requests.
         """
-        versions, places = np.unique(self.versions[::-1], return_index=True)
-        for version in versions[np.argsort(-places)].tolist():
+        versions, from_end = np.unique(self.versions[::-1], return_index=True)
+        for version in versions[np.argsort(-from_end)].tolist():
             yield version, self.select(self.versions == version)
 
     @classmethod

@@ -121,13 +121,12 @@ class FeatureWorkflow:
             if len(categories) and (categories[0] < 0 or categories[-1] > MAX_CATEGORY):
                 raise ContractError(
                     f"vocabulary of {name} holds values from {categories[0]} to {categories[-1]}, "
-                    "expected categories "
-                    f"from 0 to {MAX_CATEGORY}, or {TOMBSTONE} for an id without one"
+                    f"expected categories from 0 to {MAX_CATEGORY}, or {TOMBSTONE} for an unused id"
                 )
         for name, values in (("means", self.means), ("stds", self.stds)):
             if values.shape != (len(numeric),) or not np.isfinite(values).all():
                 raise ContractError(
-                    f"workflow {name} are {values!r}, expected {len(numeric)} finite values"
+                    f"{name} of the workflow are {values!r}, expected {len(numeric)} finite values"
                 )
         if (self.stds <= 0).any():
             raise ContractError(
@@ -162,7 +161,8 @@ class FeatureWorkflow:
             categories = np.arange(0 if name in self.excluded else num_buckets)
             if not np.array_equal(self.vocabularies[self.features.slots.index(name)], categories):
                 raise ContractError(
-                    f"vocabulary of {name} has other categories than its {len(categories)} buckets"
+                    f"vocabulary of {name} differs from the numbers of its buckets, expected "
+                    f"{len(categories)} categories, ascending from 0"
                 )
             if (
                 len(values) >= num_buckets

@@ -274,15 +274,15 @@ def tables_of(positions: FeaturePositions, widths: Sequence[int] = ()) -> tuple[
     tables = []
     for width in sorted(set(widths)) or [0]:
         vectors = tuple(i for i, each in enumerate(widths) if each == width)
-        columns = tuple(place for i in vectors for place in range(*spans[i][:2]))
-        slots = tuple(sorted({positions.slots[place] for place in columns}))
+        columns = tuple(position for i in vectors for position in range(*spans[i][:2]))
+        slots = tuple(sorted({positions.slots[position] for position in columns}))
         lists, at = [], 0
         for start, stop, pool in (spans[i] for i in vectors):
             if pool is not None:
                 lists.append(PooledPositions(at, at + stop - start, pool))
             at += stop - start
         own = FeaturePositions(
-            tuple(slots.index(positions.slots[place]) for place in columns), tuple(lists)
+            tuple(slots.index(positions.slots[position]) for position in columns), tuple(lists)
         )
         tables.append(Table(slots, columns, own, vectors))
     return tuple(tables)

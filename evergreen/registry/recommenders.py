@@ -87,7 +87,7 @@ def accepted(store: Path, reference: str) -> Recommender:
     if not found:
         raise ContractError(
             f"recommender is {reference!r}, expected {CURRENT}, the number of an accepted version "
-            f"(1 to {lines[-1].version}) or 8 digits of its digest at least"
+            f"(1 to {lines[-1].version}), or at least the first 8 digits of a version's digest"
         )
     return read_version(store, found[-1])
 

@@ -268,9 +268,8 @@ def find_reader(
         )
     if recommender.data.label not in rows.names:
         raise ContractError(
-            f"{path} has no column {recommender.data.label!r}, the label of recommender "
-            f"{recommender.name}: its header "
-            f"names {_shown_names(rows.names)}"
+            f"{path} has the columns {_shown_names(rows.names)}, expected also "
+            f"{recommender.data.label!r}, which is the label of recommender {recommender.name}"
         )
     columns = columns_of(rows.names, recommender, path=path)
     has_times = EVENT_TIME in columns

@@ -501,8 +501,7 @@ class _Splitter:
             if here != names and sorted(here) == sorted(names):
                 raise ContractError(
                     f"line {self._block.first_line + at} names the columns in another order than "
-                    "line 1, "
-                    "expected files with different orders of columns to be separate"
+                    "line 1, expected one order of columns in the whole file"
                 )
         return found
 

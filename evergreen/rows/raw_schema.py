@@ -391,11 +391,11 @@ class MalformedRows:
             )
         if without[last] > min(with_it):
             for path in [path for path, day in without.items() if day > min(with_it)]:
-                lacks = (
-                    f"{self._named(path)} lacks the column {feature}, which a file of an "
-                    "earlier day has; expected"
+                message = (
+                    f"{self._named(path)} lacks the column {feature}, which a file of an earlier "
+                    "day has; expected the column in the files of all later days"
                 )
-                self.add_unfit(path, ContractError(f"{lacks} it in the files of all later days"))
+                self.add_unfit(path, ContractError(message))
             return
         logger.warning(
             "%d of %d files lack the column %s", len(without), len(self._absent), feature

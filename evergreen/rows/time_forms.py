@@ -176,7 +176,8 @@ def find_form(column: Any, *, now: float, name: str) -> str:
     example = f"{name} is {values[0]!r}"
     if fitting:
         raise ContractError(
-            f"{example}, which can be {' or '.join(fitting)}, expected data.time_format to name one"
+            f"{example}, which can be {' or '.join(fitting)}; expected one of these names as "
+            "data.time_format"
         )
     spans = _spans_of(texts, numbers)
     raise ContractError(

@@ -73,7 +73,8 @@ _OTHERS = "other values"
 _VALUES, _MEAN, _MISSING, _OUTLIERS = "values", "mean", "missing", "outliers"
 """Names of the tests."""
 _LEAST_FLOOR = 1e-12
-"""Smallest threshold of an effect. If a threshold is set to 0, any significant change counts."""
+"""Value that replaces a minimum relevant effect of 0. With this value, any significant change is
+relevant."""
 
 _Floats = NDArray[np.float64]
 
@@ -370,7 +371,7 @@ class _Comparison:
     text_of: Callable[[int], str | None]
 
     def compare(self) -> ColumnTests:
-        """Make every test that is possible with the two profiles."""
+        """Run all tests for which the two profiles have the data."""
         if not self.now.present or not self.before.present:
             return ColumnTests((self._test_missing(),))
         if self.now.values is not None and self.before.values is not None:
@@ -476,12 +477,12 @@ class _Comparison:
         return test, (a / n, b / m)
 
     def _test_mean(self, floor: float, samples: tuple[Clustered, Clustered]) -> ColumnTest:
-        places = np.arange(len(self.now.counts))
+        buckets = np.arange(len(self.now.counts))
         beyond = possible = weighed = 0.0
         means = []
         for column in (self.now, self.before):
-            mean = float(column.counts @ places) / column.present
-            variance = max(float(column.counts @ places**2) / column.present - mean**2, 0.0)
+            mean = float(column.counts @ buckets) / column.present
+            variance = max(float(column.counts @ buckets**2) / column.present - mean**2, 0.0)
             means.append(mean)
             weighed += variance * column.present
             if column.present_requests >= 2:
@@ -568,7 +569,7 @@ def _part_with_column(column: ColumnProfile, table: TableProfile) -> TableProfil
 
 
 class ShareComparison(NamedTuple):
-    """Comparison of two samples by their share of rows with some property."""
+    """Comparison of the shares of rows that have a property in two samples."""
 
     effect: Effect | None
     """Difference of the shares, with its 95 % interval. None if a sample has no rows."""
@@ -621,18 +622,22 @@ def _design_of_totals(
 def _choose_cells(
     now: ColumnProfile, before: ColumnProfile
 ) -> tuple[Ints, tuple[Clustered, Clustered], NDArray[np.bool_]]:
-    """Return the values with their own cells, both samples' rows by cell, and the frequent values.
+    """Choose the values that get their own cell, and count the rows of each cell.
 
     A value gets its own cell only if its counts are reliable. Both samples have a last cell for all
     other values.
 
     Frequent values come first, in descending order of frequency. Rare values follow in numeric
     order, and the tests merge rare values into groups. Rare values are not sorted by their number
-    of rows, because this would separate the samples. If a value occurs in a single request, its
-    number of rows is the size of that request, and the samples may differ in the size of their
-    requests. In a test, one sample had requests of 64 rows, and the other sample had requests of 40
-    to 64 rows. With cells sorted by the number of rows, the tests reported drift in six columns of
-    unchanged traffic.
+    of rows. With this order, a group would contain mostly values of one sample, if the requests of
+    the samples differ in size. The reason is that a value that occurs in one request has as many
+    rows as this request. In a test, one sample had requests of 64 rows, and the other sample had
+    requests of 40 to 64 rows. With this order, the tests reported drift in six columns of unchanged
+    traffic.
+
+    Returns:
+        Three results: the values, the rows of both samples in each cell, and a mask of the frequent
+            values.
     """
     assert now.values is not None
     assert before.values is not None

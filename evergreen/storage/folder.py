@@ -58,7 +58,7 @@ class FolderObjects:
     """Objects of a folder, which the first write creates. See `objects.Objects`."""
 
     def __init__(self, root: Path, *, readable: bool = False) -> None:
-        """Create the objects of `root` without writing anything.
+        """Use the folder `root` as object storage. Nothing is written yet.
 
         Args:
             root: The folder.

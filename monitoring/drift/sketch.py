@@ -198,7 +198,7 @@ class Sketch:
         self.rows = 0
         self.requests = 0
         self.squares = 0
-        """Sum over requests of the squared number of rows."""
+        """Total of n x n over all requests, if a request has n rows."""
         self._pending: list[Predictions] = []
         self._pending_rows = 0
         num_columns = len(layout.columns)

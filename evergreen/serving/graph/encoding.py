@@ -148,8 +148,8 @@ def encode_dense(parts: Parts, workflow: FeatureWorkflow) -> str:
         )
     if not indicated:
         return scaled
-    places = parts.constant("indicated", np.array([numeric.index(name) for name in indicated]))
-    flags = parts.node("Gather", [missing, places], "dense_flags", axis=1)
+    indexes = parts.constant("indicated", np.array([numeric.index(name) for name in indicated]))
+    flags = parts.node("Gather", [missing, indexes], "dense_flags", axis=1)
     indicators = parts.node("Cast", [flags], "dense_indicators", to=TensorProto.FLOAT)
     return parts.node("Concat", [scaled, indicators], DENSE, axis=1)
 
@@ -166,11 +166,11 @@ def _bucket(parts: Parts, workflow: FeatureWorkflow, *, values: str, missing: st
     )
     for row, name in zip(boundaries, bucketed):
         row[: len(workflow.boundaries[name])] = workflow.boundaries[name]
-    places = parts.constant("bucketed", np.array([numeric.index(name) for name in bucketed]))
+    indexes = parts.constant("bucketed", np.array([numeric.index(name) for name in bucketed]))
     last = parts.constant("boundary_axis", np.array([2]))
     each = parts.node(
         "Unsqueeze",
-        [parts.node("Gather", [values, places], "bucketed_values", axis=1), last],
+        [parts.node("Gather", [values, indexes], "bucketed_values", axis=1), last],
         "bucketed_columns",
     )
     reached = parts.node(
@@ -178,7 +178,7 @@ def _bucket(parts: Parts, workflow: FeatureWorkflow, *, values: str, missing: st
     )
     numbers = parts.node("Cast", [reached], "reached", to=TensorProto.INT64)
     found = parts.node("ReduceSum", [numbers, last], "buckets_of_all", keepdims=0)
-    absent = parts.node("Gather", [missing, places], "bucketed_missing", axis=1)
+    absent = parts.node("Gather", [missing, indexes], "bucketed_missing", axis=1)
     parts.node(
         "Where", [absent, parts.constant("no_bucket", np.array(MISSING_CATEGORY)), found], BUCKETS
     )
@@ -212,7 +212,7 @@ def encode_categorical(parts: Parts, workflow: FeatureWorkflow, tables: Sequence
     if (num_slots := len(workflow.features.slots)) > keys_of.max_slots:
         raise ContractError(
             f"{num_slots} categorical columns are too many for one graph, expected at most "
-            f"{keys_of.max_slots} if a category is 2^32 or more"
+            f"{keys_of.max_slots}, because the largest category is {largest}"
         )
     if not names:
         return parts.node(
@@ -229,7 +229,9 @@ def encode_categorical(parts: Parts, workflow: FeatureWorkflow, tables: Sequence
             BUCKETS if is_alone else parts.node("Concat", [raw, BUCKETS], "all_categories", axis=1)
         )
     if served_as := workflow.features.served_as:
-        values = np.array([served_as.get(place, MISSING_CATEGORY) for place in range(len(names))])
+        values = np.array(
+            [served_as.get(position, MISSING_CATEGORY) for position in range(len(names))]
+        )
         is_fixed = parts.constant("is_fixed", np.isin(np.arange(len(names)), list(served_as)))
         raw = parts.node(
             "Where", [is_fixed, parts.constant("served_as", values), raw], "served_categories"
@@ -349,7 +351,7 @@ def build_table(keys: NDArray[np.int64], values: NDArray[np.int32]) -> HashTable
     while True:
         primes = _primes_from(max(3, cells // CHOICES), CHOICES)
         starts = np.cumsum([1, *primes[:-1]])
-        owners = _place(keys, np.array(primes), starts)
+        owners = _assign_cells(keys, np.array(primes), starts)
         if owners is not None:
             break
         cells += cells // 8 + CHOICES  # regular patterns in the keys may need more cells
@@ -359,7 +361,7 @@ def build_table(keys: NDArray[np.int64], values: NDArray[np.int32]) -> HashTable
     return HashTable(cell_keys, cell_values, primes, tuple(starts.tolist()))
 
 
-def _place(
+def _assign_cells(
     keys: NDArray[np.int64], primes: NDArray[np.int64], starts: NDArray[np.int64]
 ) -> NDArray[np.int64] | None:
     """Assign each key to a cell.

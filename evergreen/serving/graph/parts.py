@@ -70,14 +70,14 @@ class Parts:
             ContractError: the message exceeds protobuf's limit even without its tables.
         """
         (folder / GRAPH_FILE).unlink(missing_ok=True)
-        message = self._message(name, [_beside(*place) for place in self._places()])
+        message = self._message(name, [_beside(*table) for table in self._table_offsets()])
         with whole_file(folder / DATA_FILE) as file:
-            for _, value, offset in self._places():
+            for _, value, offset in self._table_offsets():
                 file.write(bytes(offset - file.tell()))
                 file.write(value.data)
         write_whole(folder / GRAPH_FILE, message)
 
-    def _places(self) -> Iterator[tuple[str, NDArray[Any], int]]:
+    def _table_offsets(self) -> Iterator[tuple[str, NDArray[Any], int]]:
         """Yield each table's name, value and offset in `model.data`."""
         offset = 0
         for name, value in self._tables.items():

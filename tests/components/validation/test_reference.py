@@ -25,7 +25,7 @@ def counted(*tables):
 
 
 def estimation_half(table):
-    """Return the rows that were not used to choose cells."""
+    """Return the rows that were not used to select cells."""
     return table.filter(pa.array(np.arange(table.num_rows) // BLOCK_ROWS % 2 == 1))
 
 
@@ -65,8 +65,8 @@ def test_values_and_bounds_are_chosen_by_every_other_block(checked):
         )
 
 
-def test_sums_over_requests_are_those_of_rows_that_did_not_choose(in_requests):
-    """The reference has the same sums as a profile of only the rows that `estimation_half` selects."""
+def test_sums_over_requests_are_those_of_the_estimation_half(in_requests):
+    """The reference has the same sums as a profile of only the rows of the estimation half."""
     table = in_requests(6000, size=48)
     found, alone = counted(table).reference().profile, counted(estimation_half(table)).profile()
     # In this order, neighbouring blocks are adjacent and share no request.
@@ -156,7 +156,12 @@ def test_list_is_counted_by_its_elements_that_count_and_by_their_number():
     np.testing.assert_array_equal(in_estimation.columns["tags/length"].counts, expected)
     elements = Counter(chain(*(each for each, is_used in zip(kept, in_estimation_half) if is_used)))
     assert (
-        dict(zip(in_estimation.columns["tags"].values.tolist(), in_estimation.columns["tags"].counts.tolist()))
+        dict(
+            zip(
+                in_estimation.columns["tags"].values.tolist(),
+                in_estimation.columns["tags"].counts.tolist(),
+            )
+        )
         == elements
     )
     # A request that is divided between two blocks of rows counts as two requests.
