@@ -93,7 +93,7 @@ def main(argv: list[str] | None = None) -> int:
     from evergreen.storage.uris import local_path
 
     store = local_path(arguments.store)
-    with runs.noted(store, arguments.run, STEP) as note:
+    with runs.step_note(store, arguments.run, STEP) as note:
         runs.forget_report(store, arguments.run, STEP)
         try:
             _deploy(arguments, note)

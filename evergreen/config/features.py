@@ -24,7 +24,7 @@ MAX_CATEGORY = 2**52 - 1
 INDICATOR = "{name}/missing"
 """Name of the dense input that indicates whether the feature `name` is missing. No feature's name
 has a slash."""
-_PLACE = "{name}/{number}"
+_POSITION = "{name}/{number}"
 """Column name of one position of the list `name`. Positions are counted from 0."""
 LENGTH = "{name}/length"
 """Name under which the lengths of the list `name` are counted. The elements of the list are counted
@@ -48,35 +48,35 @@ def category_of(text: str) -> int:
     """Return the category of a text: its number if it is a whole number in range, else a hash.
 
     A number must be written as Python prints it. `true` and `false`, in any case, become 1 and 0.
-    Programs write truth values in different cases (`plain_word`). The hash is the upper 52 bits of
+    Programs write booleans in different cases (`lowered_boolean`). The hash is the upper 52 bits of
     the 8-byte BLAKE2b hash of the text. Among a million texts, the probability that two have the
-    same category is 1 in 9,000. `contracts.values.word_of` converts a value of any type to its
-    text.
+    same category is 1 in 9,000. `contracts.values.text_of_value` converts a value of any type to
+    its text.
 
     >>> [category_of(text) for text in ("7", "07", "red", "True", "false")]
     [7, 777266936069733, 244716414365860, 1, 0]
     """
     if _WHOLE.fullmatch(text) and int(text) <= MAX_CATEGORY:
         return int(text)
-    if (word := plain_word(text)) in TRUTH_WORDS:
-        return TRUTH_WORDS.index(word)
+    if (word := lowered_boolean(text)) in BOOLEAN_TEXTS:
+        return BOOLEAN_TEXTS.index(word)
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 12
 
 
-def plain_word(text: str) -> str:
+def lowered_boolean(text: str) -> str:
     """Return `true` or `false` if the text is a boolean in any case, else the text.
 
     Case and spaces around the text do not matter.
 
-    >>> plain_word("TRUE"), plain_word(" False"), plain_word("truth")
+    >>> lowered_boolean("TRUE"), lowered_boolean(" False"), lowered_boolean("truth")
     ('true', 'false', 'truth')
     """
     lowered = text.strip().lower()
-    return lowered if lowered in TRUTH_WORDS else text
+    return lowered if lowered in BOOLEAN_TEXTS else text
 
 
-TRUTH_WORDS = ("false", "true")
-"""Canonical spelling of each truth value as a text."""
+BOOLEAN_TEXTS = ("false", "true")
+"""Canonical text of False and of True."""
 _WHOLE = re.compile(r"0|[1-9][0-9]{0,15}", re.ASCII)
 
 
@@ -90,7 +90,7 @@ class CategoricalOptions:
 
     type: Literal["int64", "string"] = "int64"
     """`int64`: whole numbers of 64 bits, signed or unsigned. `string`: texts, including texts that
-    are whole numbers. `true` and `false` in any case are the truth values in both types. A number
+    are whole numbers. `true` and `false` in any case are the booleans in both types. A number
     from 0 to 2^52 - 1 is its own category, even if it is written as text. Any other value is hashed
     to 52 bits."""
     served_as: int | str | None = None
@@ -428,7 +428,7 @@ class Features:
         return self.numeric_options.get(name, _NUMERIC_DEFAULTS)
 
     @property
-    def words(self) -> tuple[str, ...]:
+    def string_features(self) -> tuple[str, ...]:
         """Return the categorical features and the lists whose values are strings.
 
         See `CategoricalOptions`.
@@ -559,11 +559,11 @@ class Features:
         )
 
     def positions_of(self, name: str) -> tuple[str, ...]:
-        """Return the column names of a list (see `_PLACE`), or a categorical feature's name."""
+        """Return the column names of a list (see `_POSITION`), or a categorical feature's name."""
         if name in self.categorical:
             return (name,)
         return tuple(
-            _PLACE.format(name=name, number=i) for i in range(self.list_options_of(name).max)
+            _POSITION.format(name=name, number=i) for i in range(self.list_options_of(name).max)
         )
 
     def list_options_of(self, name: str) -> ListOptions:

@@ -316,9 +316,10 @@ class RawDataset(Manifest):
     quarantine_uri: str | None = None
     validation_report: Reference | None = None
     """`ValidationReport` about these rows. None before validation."""
-    words_uri: str | None = None
-    """File of the most frequent texts of string columns (`contracts.words`), for display. None if
-    no column has strings as categories. Texts of a column that identifies users are not stored."""
+    texts_uri: str | None = None
+    """File of the most frequent texts of string columns (`contracts.category_texts`), for display.
+    None if no column has strings as categories. Texts of a column that identifies users are not
+    stored."""
     recommender: Recommender
     """Recommender of the rows, including the settings that the run changed."""
 

@@ -88,7 +88,7 @@ def lake_types(features: Features, *, weighted: bool = False) -> dict[str, str]:
     """Return the Arrow type of each column in a user's files, in file order."""
     words = {
         name: _LIST.format(type="string") if name in features.lists else "string"
-        for name in features.words
+        for name in features.string_features
     }
     return {**raw_types(features, weighted=weighted), **words}
 

@@ -392,14 +392,14 @@ def _change(name: str, before: NDArray[np.int64], now: NDArray[np.int64]) -> Voc
             "the number before this run"
         )
     kept = now[: len(before)]
-    lived, lives = before != TOMBSTONE, kept != TOMBSTONE
-    if len(replaced := np.flatnonzero(lived & lives & (kept != before))):
+    was_used, is_used = before != TOMBSTONE, kept != TOMBSTONE
+    if len(replaced := np.flatnonzero(was_used & is_used & (kept != before))):
         at = replaced[0]
         raise ContractError(
             f"id {FIRST_ID + at} of {name} is now category {kept[at]}, expected category "
             f"{before[at]} as before, or a tombstone ({len(replaced)} such ids)"
         )
-    reused, evicted = np.flatnonzero(lives & ~lived), np.flatnonzero(lived & ~lives)
+    reused, evicted = np.flatnonzero(is_used & ~was_used), np.flatnonzero(was_used & ~is_used)
     appended = len(before) + np.flatnonzero(now[len(before) :] != TOMBSTONE)
     entered = np.concatenate([reused, appended])
     if len(moved := np.intersect1d(now[entered], before[evicted])):

@@ -234,7 +234,7 @@ class Table(NamedTuple):
         return slot_offsets(self.sizes(slot_sizes))[list(self.positions.slots)]
 
 
-def one_each(slot_sizes: Sequence[int]) -> FeaturePositions:
+def one_id_per_slot(slot_sizes: Sequence[int]) -> FeaturePositions:
     """Return the layout of a row that has exactly one id for every slot."""
     return FeaturePositions(tuple(range(len(slot_sizes))), ())
 

@@ -20,7 +20,7 @@ from evergreen.contracts.workflow import PADDING_ID
 from evergreen.networks.files import (
     Table,
     columns_of,
-    one_each,
+    one_id_per_slot,
     open_model,
     require_rows,
     tables_of,
@@ -214,5 +214,5 @@ def load_scorer(
         ContractError: See `load_network`.
     """
     network, values = load_network(folder, config, slot_sizes)
-    tables = tables_of(positions or one_each(slot_sizes), config.widths)
+    tables = tables_of(positions or one_id_per_slot(slot_sizes), config.widths)
     return Scorer(network, values, tables, slot_sizes=slot_sizes, numbers=numbers)

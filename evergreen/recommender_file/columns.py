@@ -111,7 +111,7 @@ class SampledColumn:
         return 1 - self.num_present / max(self.num_rows, 1)
 
     @cached_property
-    def missing_words(self) -> tuple[str, ...]:
+    def missing_texts(self) -> tuple[str, ...]:
         """Return the texts that represent missing values in this column, most frequent first."""
         at = np.flatnonzero(~self.is_present & (self.counts > 0))
         at = at[np.argsort(-self.counts[at], kind="stable")]
@@ -164,8 +164,8 @@ class SampledColumn:
         return found
 
     @cached_property
-    def is_truth(self) -> NDArray[np.bool_]:
-        """Return whether each of `values` is a truth value."""
+    def is_boolean(self) -> NDArray[np.bool_]:
+        """Return whether each of `values` is a boolean."""
         if self.kind_of_type != TEXT:
             return np.full(len(self.values), self.kind_of_type == BOOLEAN)
         return _matching(self.values, r"(?i)^\s*(true|false)\s*$")
@@ -245,7 +245,7 @@ class SampledColumn:
             # Whole numbers with more than 64 bits are treated as ids. Two different ids could
             # become the same float.
             is_number &= self.is_whole | ~_matching(self.values, _DIGITS)
-        return {BOOLEAN: self.is_truth, INTEGER: self.is_whole, FLOAT: is_number}
+        return {BOOLEAN: self.is_boolean, INTEGER: self.is_whole, FLOAT: is_number}
 
     def num_unfit(self, mask: NDArray[np.bool_]) -> int:
         """Return the number of rows whose value is present and has False in the mask."""

@@ -183,8 +183,8 @@ def _remark(column: SampledColumn, guess: Guess) -> str:
         and (column.type == TEXT or column.num_present)
     ):
         words = (
-            f" ({', '.join(map(_printable, column.missing_words[:3]))})"
-            if column.missing_words
+            f" ({', '.join(map(_printable, column.missing_texts[:3]))})"
+            if column.missing_texts
             else ""
         )
         said.append(f"{column.missing:.1%} missing{words}")

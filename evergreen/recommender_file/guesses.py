@@ -502,7 +502,7 @@ class _Guesser:
         if column.is_list or column.kind == TEXT:
             return self._guess_text(column)
         if column.kind == BOOLEAN:
-            return Guess(_CATEGORICAL, f"true or false{_unfit(column)}", _WORDS)
+            return Guess(_CATEGORICAL, f"true or false{_unfit(column)}", _STRING_OPTION)
         is_category = names.suffix_of(column.name) == "token" or names.is_id(column.name)
         is_category &= not column.rows_with(column.is_long_float) > TOLERATED * column.num_rows
         if names.suffix_of(column.name) == "float" or (column.kind == FLOAT and not is_category):
@@ -511,7 +511,9 @@ class _Guesser:
             )
         if column.kind == FLOAT and column.type == TEXT:
             return Guess(
-                _CATEGORICAL, "numbers with fractions, named like a category: kept as texts", _WORDS
+                _CATEGORICAL,
+                "numbers with fractions, named like a category: kept as texts",
+                _STRING_OPTION,
             )
         if column.kind == FLOAT:
             return Guess(
@@ -549,7 +551,9 @@ class _Guesser:
                 "string}",
             )
         if looks.separator is None:
-            return Guess(_CATEGORICAL, f"texts{looks.remark}{_size(column.distinct)}", _WORDS)
+            return Guess(
+                _CATEGORICAL, f"texts{looks.remark}{_size(column.distinct)}", _STRING_OPTION
+            )
         if looks.element == FLOAT:
             return Guess(LEFT_OUT, "lists of numbers with fractions are not supported yet")
         return _guess_list(column, looks)
@@ -731,7 +735,8 @@ def _may_be_time(column: SampledColumn) -> bool:
         return True
     if column.kind == TEXT:
         return (
-            any(mark in column.example[4:5] for mark in _ISO_LIKE) and column.example[:4].isdigit()
+            any(character in column.example[4:5] for character in _ISO_LIKE)
+            and column.example[:4].isdigit()
         )
     # The column's name is not typical of times, so the numbers count as times only if they are
     # sorted in ascending order.
@@ -781,7 +786,7 @@ def _size(num_categories: int) -> str:
     return "; each of them has a vector (docs/kubernetes/scale.md has the memory)"
 
 
-_WORDS = "{type: string}"
+_STRING_OPTION = "{type: string}"
 """Options in the file for a categorical feature whose values are not whole numbers."""
 _BELOW_ZERO = "{transform: [standardize]}"
 """Options of a numeric feature with values below 0, which the default transform would clip."""
@@ -798,15 +803,18 @@ def _is_name(name: str) -> bool:
 def _words_among_numbers(column: SampledColumn) -> str:
     """Return the few texts in a column that otherwise has numbers, or "" for other columns."""
     is_number = np.isfinite(column.numbers)
-    odd = np.flatnonzero(column.is_present & ~is_number & (column.counts > 0))
-    is_one = 0 < len(odd) <= _MAX_WORDS and column.rows_with(is_number) >= 0.5 * column.num_present
+    unexpected = np.flatnonzero(column.is_present & ~is_number & (column.counts > 0))
+    is_one = (
+        0 < len(unexpected) <= _MAX_WORDS
+        and column.rows_with(is_number) >= 0.5 * column.num_present
+    )
     if (
         not is_one
         or names.is_id(column.name)
         or int((column.counts[is_number] > 0).sum()) <= _MAX_WORDS
     ):
         return ""
-    return _listed([str(value) for value in column.values.take(odd).to_pylist()])
+    return _listed([str(value) for value in column.values.take(unexpected).to_pylist()])
 
 
 def _unfit(column: SampledColumn) -> str:
@@ -840,7 +848,7 @@ def _guess_number(column: SampledColumn, why: str) -> Guess:
 def _guess_integer(column: SampledColumn) -> Guess:
     is_zero_led = column.rows_with(column.is_zero_led) > 0
     size = _size(column.distinct)
-    options = _WORDS if is_zero_led else ""
+    options = _STRING_OPTION if is_zero_led else ""
     zeros = ", some with leading zeros, so they are kept as texts" if is_zero_led else ""
     assert column.bounds is not None
     low, high = column.bounds

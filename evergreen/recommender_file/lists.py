@@ -15,7 +15,7 @@ from evergreen.recommender_file.columns import (
     TOLERATED,
     SampledColumn,
 )
-from evergreen.rows.values import CATEGORIES, NUMBERS, WORDS, ListRule
+from evergreen.rows.values import CATEGORIES, NUMBERS, STRINGS, ListRule
 
 BRACKETS = "[]"
 """Value of `separator` for lists that need no separator: Parquet lists, and texts with brackets, as
@@ -107,7 +107,7 @@ def _share(texts: pa.Array, pattern: str) -> float:
 
 
 def _looks(texts: pa.Array, separator: str, *, shown: str) -> ListLooks:
-    lists = ListRule(WORDS, separator).parse(texts).values
+    lists = ListRule(STRINGS, separator).parse(texts).values
     elements = pc.unique(lists.flatten().drop_null())
     element = TEXT
     for kind, rule in ((INTEGER, CATEGORIES), (FLOAT, NUMBERS)):

@@ -211,7 +211,7 @@ def _sigterm_as_error() -> Iterator[None]:
 
 
 @contextmanager
-def noted(store: Path, run: str, step: str) -> Iterator[StepNote]:
+def step_note(store: Path, run: str, step: str) -> Iterator[StepNote]:
     """Record the state of `step` in its note while the body runs.
 
     The state is `running` at first. When the body ends, the state becomes `done`, unless the body

@@ -50,10 +50,10 @@ from evergreen.rows.values import (
     CATEGORIES,
     LABELS,
     NUMBERS,
-    PLACES,
+    POSITIONS,
     REQUEST_IDS,
+    STRINGS,
     WEIGHTS,
-    WORDS,
     ListRule,
     ValueRule,
 )
@@ -259,7 +259,7 @@ def find_reader(
     if isinstance(rows, ParquetRows) and _is_raw(path, recommender):
         weighted = recommender.data.has_weights
         raw = RawParquet(
-            path=path, features=recommender.features, weighted=weighted, with_words=True
+            path=path, features=recommender.features, weighted=weighted, with_strings=True
         )
         return RawReader(raw)
     if isinstance(rows, criteo.CriteoRows):
@@ -389,17 +389,17 @@ _RULES: dict[str, ValueRule] = {
     LABEL: LABELS,
     WEIGHT: WEIGHTS,
     REQUEST_ID: REQUEST_IDS,
-    ROW: PLACES,
+    ROW: POSITIONS,
 }
 
 
 def _rule_of(raw: str, features: Features) -> ValueRule | ListRule:
     """Return the parsing rule for a raw column other than the time."""
     if raw in features.lists:
-        element = WORDS if raw in features.words else CATEGORIES
+        element = STRINGS if raw in features.string_features else CATEGORIES
         return ListRule(element, features.list_options_of(raw).separator)
     if raw in features.categorical:
-        return WORDS if raw in features.words else CATEGORIES
+        return STRINGS if raw in features.string_features else CATEGORIES
     return NUMBERS if raw in features.numeric else _RULES[raw]
 
 

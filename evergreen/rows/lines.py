@@ -350,7 +350,7 @@ class _Decoder:
             raise ContractError(f"{self._path} {said}")
         if chunk[257:262] == b"ustar":
             raise ContractError(f"{self._path} is a tar archive, expected it unpacked")
-        encoding = next((name for mark, name in _BOMS if chunk.startswith(mark)), None)
+        encoding = next((name for bom, name in _BOMS if chunk.startswith(bom)), None)
         head = chunk[:_HEAD_BYTES]
         if encoding is None and len(head) >= _LEAST_HEAD and head.count(0) > len(head) // 4:
             even, odd = head[::2].count(0), head[1::2].count(0)
@@ -517,11 +517,13 @@ class _Splitter:
         process the file line by line.
         """
         lines, dialect = self._lines, self._dialect
-        mark = dialect.delimiter.encode()
-        if mark.isspace() or mark + b"\n" not in self._block.content:
+        delimiter = dialect.delimiter.encode()
+        if delimiter.isspace() or delimiter + b"\n" not in self._block.content:
             return lines
         longer = pc.equal(pc.count_substring(lines, dialect.delimiter), dialect.num_fields)
-        longer = pc.and_(longer, pc.ends_with(lines, mark + b"\n")).to_numpy(zero_copy_only=False)
+        longer = pc.and_(longer, pc.ends_with(lines, delimiter + b"\n")).to_numpy(
+            zero_copy_only=False
+        )
         longer &= ~(
             _holds(lines, b'"') | _holds(lines, b"\r") | _holds(lines, b"\0") | self._is_record
         )
@@ -597,10 +599,10 @@ class _Splitter:
         Returns None if the line has no empty fields at its end, or if the shorter line is not a
         record.
         """
-        mark = self._dialect.delimiter
+        delimiter = self._dialect.delimiter
         body = text.rstrip("\r\n")
-        while body.endswith(mark):
-            body = body[: -len(mark)]
+        while body.endswith(delimiter):
+            body = body[: -len(delimiter)]
             if self._dialect.is_record(f"{body}\n"):
                 return self._dialect.plain(self._dialect.fields_of(f"{body}\n") or [])
         return None

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from evergreen.contracts.values import is_missing_word
+from evergreen.contracts.values import is_missing_text
 from evergreen.rows.raw_schema import TIME_TYPE
 from evergreen.rows.times import DAY_MICROS, to_iso, to_micros
 from evergreen.rows.values import Parsed, is_text, matching, missing_texts, plain
@@ -149,7 +149,7 @@ def find_form(column: Any, *, now: float, name: str) -> str:
     if pa.types.is_nested(column.type):
         raise ContractError(f"{name} is of type {column.type}, expected times")
     distinct = pc.unique(column.drop_null())
-    values = [value for value in distinct.to_pylist() if not is_missing_word(str(value))]
+    values = [value for value in distinct.to_pylist() if not is_missing_text(str(value))]
     if not values:
         return ISO
     texts = [_plain_text(value) for value in values]

@@ -232,19 +232,19 @@ class Triton:
         """Return the probabilities [n] and the version of a reply."""
         reply, wanted = answer.get_response(), PROBABILITY_OUTPUT
         if reply.model_name != name:
-            raise self._odd(name, f"as model {reply.model_name!r}")
+            raise self._unexpected_reply(name, f"as model {reply.model_name!r}")
         # int() also accepts "+1" and 5,000 digits, which Triton never sends as a version.
         if not re.fullmatch("[1-9][0-9]{0,18}", reply.model_version, re.ASCII):
-            raise self._odd(name, f"from version {reply.model_version[:40]!r}")
+            raise self._unexpected_reply(name, f"from version {reply.model_version[:40]!r}")
         found = [(output.name, output.datatype) for output in reply.outputs]
         if found.count((wanted.name, wanted.datatype)) != 1 or len(dict(found)) != len(found):
-            raise self._odd(name, f"with outputs {found[:8]}")
+            raise self._unexpected_reply(name, f"with outputs {found[:8]}")
         scores = answer.as_numpy(wanted.name)
         if scores.dtype != np.float32:
-            raise self._odd(name, f"with {wanted.name} of type {scores.dtype}")
+            raise self._unexpected_reply(name, f"with {wanted.name} of type {scores.dtype}")
         return scores.ravel(), int(reply.model_version)
 
-    def _odd(self, name: str, how: str) -> PermanentError:
+    def _unexpected_reply(self, name: str, how: str) -> PermanentError:
         wanted = PROBABILITY_OUTPUT
         return PermanentError(
             f"triton {self.url} answered {name} {how}, expected one output {wanted.name} of type "
@@ -472,7 +472,7 @@ class Fleet:
         timeouts: Timeouts,
         resolve: Resolve = resolve,
     ) -> None:
-        self._urls, self._connect, self._patience, self._resolve = (
+        self._urls, self._connect, self._timeouts, self._resolve = (
             list(urls),
             connect,
             timeouts,
@@ -552,8 +552,8 @@ class Fleet:
             return None
         server = self._servers[address] = self._connect(address)
         try:
-            seconds = self._patience.ready_seconds if url.startswith(DNS) else 0.0
-            self._patience.until_done(server.check_live, seconds, but=NotListening)
+            seconds = self._timeouts.ready_seconds if url.startswith(DNS) else 0.0
+            self._timeouts.until_done(server.check_live, seconds, but=NotListening)
         except TemporaryError as error:
             is_starting = url.startswith(DNS) and isinstance(error, NotListening)
             if not is_starting and not self._has_left(address):
@@ -571,7 +571,7 @@ class Fleet:
         Raises:
             TemporaryError: a server listens but does not answer, or no server is left.
         """
-        deadline = self._patience.clock() + self._patience.ready_seconds
+        deadline = self._timeouts.clock() + self._timeouts.ready_seconds
         while True:
             found = self._connect_to_listed()
             if self._urls and not self._servers:
@@ -579,19 +579,19 @@ class Fleet:
             starting = self._listed().keys() - self._servers.keys()
             if found or not starting:
                 return found
-            if self._patience.clock() >= deadline:
+            if self._timeouts.clock() >= deadline:
                 logger.warning(
                     "skipped, because nothing listens there: %s", ", ".join(sorted(starting))
                 )
                 return []
-            self._patience.sleep(self._patience.poll_seconds)
+            self._timeouts.sleep(self._timeouts.poll_seconds)
 
     def _has_left(self, address: str) -> bool:
         """Wait at most `leave_seconds`, and return whether `address` is no longer listed."""
         if address in self._urls:
             return False
-        return self._patience.until(
-            lambda: address not in self._listed(), self._patience.leave_seconds
+        return self._timeouts.until(
+            lambda: address not in self._listed(), self._timeouts.leave_seconds
         )
 
     def _disconnect(self, address: str) -> None:

@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 from scipy import special
 
 from evergreen.config.drift import DriftThresholds
-from evergreen.contracts.words import ShownValues
+from evergreen.contracts.category_texts import ShownValues
 from evergreen.statistics.column_profile import (
     ColumnProfile,
     Ints,

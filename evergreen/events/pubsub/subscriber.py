@@ -3,7 +3,7 @@
 The thread sends pull requests, one at a time. Each pull waits at Pub/Sub until there is a message,
 and leases the message for `lease_seconds`. A message that is not acknowledged before its lease ends
 is dropped from the queue, and Pub/Sub delivers it again. The caller stores a message before it
-acknowledges it. `ReadMark` estimates the watermark of the log.
+acknowledges it. `Watermark` estimates the watermark of the log.
 
 Dead letters have their own topic. A dead letter is the original payload with id, reason and time as
 attributes. If Pub/Sub itself moved a message to this topic, the message has no attribute with a
@@ -220,7 +220,7 @@ class PubsubSettings:
     Pub/Sub accepts 10 to 600 seconds."""
     settle_seconds: float = 5.0
     """Maximum delay of a message in seconds, compared with messages of the same age. See
-    `ReadMark`."""
+    `Watermark`."""
     max_messages: int = 2000
     """Highest number of messages that are queued, or pulled and not acknowledged."""
     list_seconds: float = 3.0
@@ -236,7 +236,7 @@ class _InHand:
     lease_ends: float
 
 
-class ReadMark:
+class Watermark:
     """Estimates the watermark from publish times, because the broker reports no watermark.
 
     Pub/Sub reports neither the number nor the order of the messages that are left. The estimate
@@ -260,7 +260,7 @@ class ReadMark:
         self._settle_seconds, self._lease_seconds = settle_seconds, lease_seconds
         self._newest_published: float | None = None
         self._last_arrival_at = float("-inf")
-        self._mark: float | None = None
+        self._watermark: float | None = None
 
     def arrived(self, published: float, *, at: float) -> None:
         """Record the arrival of a message."""
@@ -284,10 +284,10 @@ class ReadMark:
             reached = now if oldest_in_hand is None else min(now, oldest_in_hand)
             if at - max(self._last_arrival_at, connected_at) < self._settle_seconds:
                 if self._newest_published is None:
-                    return self._mark
+                    return self._watermark
                 reached = min(reached, self._newest_published)
-            self._mark = reached - self._settle_seconds
-        return self._mark
+            self._watermark = reached - self._settle_seconds
+        return self._watermark
 
 
 class PubsubSubscriber:
@@ -315,7 +315,7 @@ class PubsubSubscriber:
         self._dead_letters = PubsubDeadLetters(
             names, publisher=publisher, subscriber=subscriber, wait_seconds=settings.list_seconds
         )
-        self._mark = ReadMark(
+        self._watermark = Watermark(
             settle_seconds=settings.settle_seconds, lease_seconds=settings.lease_seconds
         )
         self._lock = threading.Lock()
@@ -398,11 +398,11 @@ class PubsubSubscriber:
         return self._dead_letters.replay()
 
     def read_up_to(self) -> float | None:
-        """See `event_log.Subscriber`. Returns the estimate of `ReadMark`."""
+        """See `event_log.Subscriber`. Returns the estimate of `Watermark`."""
         with self._lock:
             self._note_steady_pull()
             in_hand = [_published(held.message) for held in (*self._queue, *self._pulled.values())]
-            return self._mark.value(
+            return self._watermark.value(
                 now=self._clock(),
                 at=self._monotonic(),
                 connected_at=self._connected_at,
@@ -489,7 +489,7 @@ class PubsubSubscriber:
                 self._queue.append(
                     _InHand(each.ack_id, each.message, leased_at + self._settings.lease_seconds)
                 )
-                self._mark.arrived(_published(each.message), at=self._monotonic())
+                self._watermark.arrived(_published(each.message), at=self._monotonic())
 
     def _set_lease(self, ack_ids: list[str], seconds: int) -> None:
         subscription = self._names.subscription_path
