@@ -73,16 +73,16 @@ class TrainingSettings:
     """Constant that is added to the square root of Adam's second moment. The moment has no bias
     correction, as in HugeCTR."""
     batch_size: int = 2048
-    """Maximum rows per optimizer step. A step has fewer rows if a pass would otherwise have fewer
-    than `min_steps` steps."""
+    """Maximum number of rows per optimizer step. A step has fewer rows if a pass would otherwise
+    have fewer than `min_steps` steps."""
     min_steps: int = 600
     """Minimum optimizer steps in a pass, unless batches would become smaller than `min_batch_size`.
     Each row is used once per pass. A short window therefore needs enough steps to change the
     weights."""
     min_batch_size: int = 16
-    """Minimum rows per optimizer step, unless `batch_size` is smaller. A window of a few hundred
-    rows gets fewer steps than `min_steps`, because smaller batches would follow the noise of single
-    rows."""
+    """Minimum number of rows per optimizer step, unless `batch_size` is smaller. A window of a few
+    hundred rows gets fewer steps than `min_steps`, because smaller batches would follow the noise
+    of single rows."""
     passes: int = 1
     """Number of passes over the training rows."""
     seed: int = 42

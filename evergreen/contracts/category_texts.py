@@ -19,8 +19,8 @@ from evergreen.runtime.errors import ContractError
 LISTED_TEXTS = 1000
 """Maximum number of texts that are listed per column."""
 _COUNTED_TEXTS = 20 * LISTED_TEXTS
-"""Maximum texts per column that are counted in memory. When a column has more texts, the less
-frequent half of them is dropped."""
+"""Maximum number of texts per column that are counted in memory. When a column has more texts, the
+less frequent half of them is dropped."""
 
 
 class TextCounts:

@@ -468,8 +468,9 @@ class TrainingSet(Manifest):
 class Model(Manifest):
     """One trained model: a self-contained folder of the model registry.
 
-    Training writes it. Evaluation and the next run read the manifest. The folder has `model.json`
-    (this manifest) and the parts listed in `PARTS`.
+    Training writes this manifest. Evaluation reads it, and so does a run that continues the
+    training of the model. The folder has `model.json` (this manifest) and the parts listed in
+    `PARTS`.
     """
 
     FORMAT_VERSION: ClassVar[int] = 3
@@ -618,7 +619,7 @@ class ReorderingGain:
 class Verdict(Manifest):
     """The gate's decision on a candidate.
 
-    Evaluation writes the verdict. The pipeline deploys the candidate only if the verdict accepts
+    Evaluation writes this manifest. The pipeline deploys the candidate only if the verdict accepts
     it.
     """
 
@@ -676,8 +677,8 @@ class Verdict(Manifest):
 class Release(Manifest):
     """Version of a model that Triton serves.
 
-    Deployment writes it. The promotion journal, people and the next run read the manifest. The next
-    run reads its champion from this manifest.
+    Deployment writes this manifest, and the promotion journal refers to it. The next run finds its
+    champion through this manifest.
     """
 
     model_name: str

@@ -524,7 +524,7 @@ class _Layout:
         self.starts: dict[str, int] = {}
         end = 0
         for name, size in columns:
-            # A tag has 4 bytes (`_number`). Each byte of the length holds 7 bits.
+            # The tag takes 4 bytes (`_number`). The length is encoded with 7 bits in each byte.
             start = end + 4 + (max((size * num_rows).bit_length(), 1) + 6) // 7
             self.prefixes.append((name, whole[end:start]))
             self.starts[name], end = start, start + size * num_rows

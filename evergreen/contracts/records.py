@@ -26,11 +26,11 @@ _EXPECTED: dict[type[Any], np.dtype[Any]] = {
 MAX_VERSION = 2**31 - 1
 """Maximum model version. The archive's version column has a type with this maximum."""
 MAX_ID_CHARACTERS = 128
-"""Maximum characters of an id, a name or a digest in a record. The archive repeats a request's id
-in each of its rows."""
+"""Maximum number of characters of an id, a name or a digest in a record. The archive repeats a
+request's id in each of its rows."""
 MAX_ROWS_PER_RECORD = 2048
-"""Maximum rows in a prediction record. A record with this number of rows and 39 columns has 0.57
-MB. Event logs accept messages of up to 1 MB."""
+"""Maximum number of rows in a prediction record. A record with this number of rows and 39 columns
+has 0.57 MB. Event logs accept messages of up to 1 MB."""
 END_OF_TIME = 253_402_300_800.0
 """Start of the year 10000 in seconds since the epoch. Python's calendar ends before the year
 10000."""

@@ -72,7 +72,7 @@ def unscaled(features: Features, dense: NDArray[np.float32]) -> NDArray[np.float
 
 
 def clipped(values: NDArray[np.float32], options: NumericOptions) -> NDArray[np.float32]:
-    """Clip the values of a column with buckets. NaN stays NaN."""
+    """Clip the values of a numeric column before they are converted to buckets. NaN stays NaN."""
     least, largest = np.array(options.bounds, np.float32)
     found: NDArray[np.float32] = np.minimum(np.maximum(values, least), largest)
     return found
@@ -136,7 +136,8 @@ class FeatureWorkflow:
             self.features.names
         ):
             raise ContractError(
-                f"excluded columns are {list(self.excluded)}, expected features, each once"
+                f"excluded columns are {list(self.excluded)}, expected names of features without "
+                "repetition"
             )
         if known := [
             name for name, v in zip(slots, self.vocabularies) if name in self.excluded and len(v)
@@ -357,8 +358,8 @@ class VocabularyChange:
     """Changes of the ids of one column. The ids in each array are ascending."""
 
     entered: NDArray[np.int64]
-    """Ids that have a category now but had none before. These ids are appended ids and reused
-    tombstones."""
+    """Ids that have a category now but had none before. Some of these ids are new, and some were
+    tombstones before."""
     reused: NDArray[np.int64]
     """Ids in `entered` that the vocabulary before the change marked as unused (`TOMBSTONE`)."""
     evicted: NDArray[np.int64]

@@ -94,9 +94,10 @@ class SampledColumn:
         return np.ones(len(self.values), bool)
 
     def rows_with(self, mask: NDArray[np.bool_]) -> int:
-        """Return the number of rows whose value is present and has True in the mask.
+        """Return the number of rows that have one of the selected values.
 
-        The mask is over `values`.
+        Args:
+            mask: Whether each of `values` is selected. Missing values are never selected.
         """
         return int(self.counts[mask & self.is_present].sum())
 

@@ -22,12 +22,12 @@ MAX_BYTES = 1 << 18
 _MAX_DEPTH = 20
 """Maximum depth of nested lists and mappings. The file of a recommender has a depth of four."""
 _MAX_VALUES = 50_000
-"""Maximum keys and values of one file. The parser takes about 30 microseconds for each key or
-value."""
+"""Maximum number of keys and values of one file. The parser takes about 30 microseconds for each
+key or value."""
 _MAX_DIGITS = 19
-"""Maximum digits of a whole number. 19 digits are enough for a signed 64-bit number."""
+"""Maximum number of digits of a whole number. 19 digits are enough for a signed 64-bit number."""
 _MAX_PROBLEM = 2000
-"""Maximum characters of a message. A message may contain a long value."""
+"""Maximum number of characters of a message. A message may contain a long value."""
 _RANGE = re.compile(r"(?P<prefix>.*?)(?P<first>[0-9]{1,9})\.\.(?P=prefix)(?P<last>[0-9]{1,9})")
 _NUMBERED = re.compile(r"(.*?)([0-9]{1,9})")
 _LEAST_RUN = 3

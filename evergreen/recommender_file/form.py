@@ -51,7 +51,7 @@ _FIELDS = {
     "categorical": "categorical_options",
     "lists": "list_options",
 }
-"""Field of `Features` with the options, for each kind of column."""
+"""For each kind of column, the name of the field of `Features` that contains the options."""
 KINDS = tuple(OPTIONS)
 
 

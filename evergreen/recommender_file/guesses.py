@@ -51,20 +51,21 @@ WEIGHT, USER, ITEM = "weight", "user", "item"
 _MAX_ELEMENTS = 50
 """Maximum length of a list (`max`) that a draft proposes."""
 _MAX_FEW = 50
-"""Maximum distinct values of an integer column that is treated as categories."""
+"""Maximum number of distinct values of an integer column that is treated as categories."""
 MANY = 20_000
 """If the sample of a column has at least this number of distinct categories, the column may need
 more memory than a server has."""
 _MOST_DATES = 100
 """Maximum number of values per column that are checked for unsupported date formats."""
 _MOST_LABELS = 20_000
-"""Maximum distinct values of a label column, even if nearly all of its rows are 0 or 1."""
+"""Maximum number of distinct values of a label column, even if nearly all of its rows are 0 or
+1."""
 _MIN_EACH = 5
-"""Minimum rows of each label. With fewer rows, a column may be equal to the label or its complement
-by chance."""
+"""Minimum number of rows of each label. With fewer rows, a column may be equal to the label or its
+complement by chance."""
 _MIN_ENTITIES = 5
-"""Minimum distinct values of a column of users or items. A column with fewer distinct values
-probably contains groups of users or items."""
+"""Minimum number of distinct values of a column of users or items. A column with fewer distinct
+values probably contains groups of users or items."""
 _MAX_ENTITY_SHARE = 0.5
 """Maximum share of rows of a single user or item. A value with a larger share probably represents
 "unknown"."""
@@ -392,7 +393,7 @@ class _Guesser:
         return next(found, None)
 
     def _why_key(self, key: list[SampledColumn]) -> str:
-        """Return why these columns are the key of a row, or "" if these columns are not a key."""
+        """Return the reason why the columns identify a row, or "" if they do not."""
         content = [
             column for column in self._sample.columns if column not in key and not _is_label(column)
         ]

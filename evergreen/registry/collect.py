@@ -87,7 +87,7 @@ def find(
     newest = list(dict.fromkeys(line.version for line in reversed(lines)))[:keep_versions]
     wanted: set[int | None] = set(newest)
     if lines:
-        # Keep the previous version and the target of a rollback.
+        # Keep the version before the newest change, and the version that a rollback would restore.
         wanted |= {
             lines[-1].previous_version,
             Release.read(release_path(store, lines[-1].version)).previous_version,

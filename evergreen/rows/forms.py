@@ -377,8 +377,8 @@ def _present(
     """Check that the file has each of the `wanted` columns exactly once, and return `wanted`."""
     if missing := [name for name in wanted.values() if name not in here]:
         raise ContractError(
-            f"{path} lacks the columns {missing} of recommender {recommender.name}, has "
-            f"{list(here)}"
+            f"{path} lacks the columns {missing}, which recommender {recommender.name} names; the "
+            f"file has {list(here)}"
         )
     if twice := sorted({name for name in wanted.values() if list(here).count(name) > 1}):
         raise ContractError(f"{path} has the columns {twice} twice, expected each once")

@@ -29,8 +29,8 @@ BLOCK_BYTES = 4 << 20
 """Size of a block of lines in bytes. A block has about 17,000 Criteo rows."""
 _MAX_LINE_BYTES = 1 << 20
 _MAX_RECORD_LINES = 100
-"""Maximum lines of one record. A quote that is not closed within this number of lines is treated as
-a stray quote."""
+"""Maximum number of lines of one record. A quote that is not closed within this number of lines is
+treated as a stray quote."""
 _READ_BYTES = 256 << 10
 _HEAD_BYTES = 1 << 16
 _LEAST_HEAD = 16

@@ -180,8 +180,9 @@ def _is_number(found: Any) -> bool:
 logger = logging.getLogger(__name__)
 
 CHECKED_FROM_ROWS = 10_000
-"""After this number of rows, a file is checked while it is read. If the file has too many malformed
-rows, the step stops without reading the rest of the file. Each file is checked again at its end."""
+"""Number of rows from which on the share of malformed rows is checked while a file is read. If the
+share is too large, the step stops without reading the rest of the file. The share is checked again
+at the end of each file."""
 _NUM_EXAMPLES = 3
 Named = Callable[[Path], str]
 """Function that converts the path of a file to its displayed name."""
@@ -227,7 +228,7 @@ class MalformedRows:
         self._counts: dict[Path, _FileCounts] = {}
         self._mismatches: dict[str, SchemaMismatch] = {}
         self._absent: dict[Path, tuple[int, frozenset[str]]] = {}
-        """Start of the day of each file, and the names of the features that the file lacks."""
+        """For each file, the start of its day and the names of the features that it lacks."""
         self._file: IO[str] | None = None
 
     def __enter__(self) -> "MalformedRows":

@@ -122,8 +122,8 @@ FORMS: dict[str, Callable[[int, float], int | None]] = {
     "microseconds": _counted(1_000_000),
     "nanoseconds": _counted(1_000_000_000),
 }
-"""Formats of numbers, by their names in a recommender's file. Counts of time units start in 1970.
-Formats of calendar digits come first, because few numbers fit them by chance."""
+"""Formats of numbers, by their names in a recommender's file. A format such as `seconds` counts the
+time since 1970. Formats of calendar digits come first, because few numbers fit them by chance."""
 NAMES = (ISO, *FORMS)
 """Values that `data.time_format` accepts."""
 

@@ -111,8 +111,8 @@ def plain(column: Any) -> Any:
 
 
 def _decoded(value: bytes | None) -> str | None:
-    # A byte that is not UTF-8 makes only its row malformed. The invalid byte becomes the
-    # replacement character, which no rule accepts.
+    # An invalid byte is replaced by the replacement character, which no rule accepts. Only the row
+    # with the invalid byte is therefore malformed.
     return None if value is None else value.decode(errors="replace")
 
 

@@ -114,7 +114,7 @@ class ArmCounts:
 
     @property
     def computed(self) -> float:
-        """Successful requests that the model computed and the response cache did not answer."""
+        """Return the number of successful requests that were not served from the response cache."""
         return self.success - self.cache_hits
 
     @property

@@ -69,7 +69,7 @@ _CERTAIN_ROWS = 10
 """A value counts as certainly new if at least this number of independent rows was expected, but
 none was found. The probability of this by chance is e^-10."""
 _OTHERS = "other values"
-"""Displayed name of the cell that contains all values without a cell of their own."""
+"""Displayed name of the cell in which all values are counted that have no own cell."""
 _VALUES, _MEAN, _MISSING, _OUTLIERS = "values", "mean", "missing", "outliers"
 """Names of the tests."""
 _LEAST_FLOOR = 1e-12
@@ -159,8 +159,7 @@ class ColumnDrift:
     outliers_before: float | None
     num_rows_now: int
     num_rows_before: int
-    """Number of rows with a value. In the profile of a list's elements, this number counts the
-    elements."""
+    """Number of rows with a value. For a list, the number of elements."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -320,8 +319,8 @@ def compare_tables(
             before=before.columns[name],
             tables=(now, before),
             thresholds=thresholds,
-            # The detectable effect assumes that nothing else changed. With a single change,
-            # Benjamini and Hochberg's procedure makes its first rejection at Bonferroni's level.
+            # The detectable effect is computed for a table in which a single column changed. To be
+            # reported, the p-value of this column must then be below the Bonferroni level.
             level=rate / max(num_tests, 1),
             mean_drift=mean_drift,
             bounds=outliers.bounds.get(name) if outliers else None,

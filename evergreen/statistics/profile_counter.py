@@ -67,8 +67,8 @@ class ValueCounts:
         self.values: Ints = np.zeros(0, np.int64)
         """[k] distinct values in ascending order."""
         self.sums: Ints = np.zeros((0, 3), np.int64)
-        """[k, 3] as in `ColumnProfile.sums`. The row counts may be too low by at most `lost`. The
-        second and the third sum of each cell are exact."""
+        """[k, 3] totals as in `ColumnProfile.sums`. The total of r may be too low by at most
+        `lost`. The totals of r x r and r x v are exact."""
         self.lost = 0
         """Maximum error of a row count. A value without a count has at most `lost` rows. The error
         is at most the number of added rows divided by `capacity` + 1."""
@@ -79,11 +79,11 @@ class ValueCounts:
         return self.sums[:, 0]
 
     def add_sums(self, values: Ints, sums: Ints) -> None:
-        """Add sums of distinct values.
+        """Add the totals of some values to the totals counted so far.
 
         Args:
             values: Distinct values in ascending order, [n].
-            sums: Sums of these values, [n, 3]. No sum is negative.
+            sums: Totals of these values, as in `ColumnProfile.sums`, [n, 3].
         """
         # `self.values` and `values` are both sorted. Inserting the new values into the sorted array
         # takes a third of the time of a complete sort.

@@ -191,12 +191,12 @@ def opened(content: bytes | Path) -> Iterator[BinaryIO]:
 
 
 def check_name(name: str, uri: str) -> str:
-    r"""Return `name` if it is allowed below `uri` both in a folder and in a bucket.
+    r"""Return the object's name, after checking that folders and buckets accept it.
 
     Raises:
         ContractError: the name leaves the root, is too long, or has a control character or an empty
-            part. The error is also raised if a part starts with a dot, because unfinished files and
-            locks have names with a leading dot.
+            part. A part that starts with a dot is also refused, because unfinished files and locks
+            have such names.
 
     >>> check_name("click_model/1/model.onnx", "file:///models")
     'click_model/1/model.onnx'

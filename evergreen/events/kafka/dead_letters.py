@@ -26,7 +26,7 @@ from evergreen.runtime.errors import TemporaryError
 
 _MAX_REASON_BYTES = 4096
 _MAX_KEY_BYTES = 1024
-"""Maximum bytes of the key of a truncated dead letter. See `KafkaDeadLetters.keep`."""
+"""Maximum number of bytes of the key of a truncated dead letter. See `KafkaDeadLetters.keep`."""
 _REASON, _TIME = "reason", "time"
 _BATCH = 500
 
@@ -134,7 +134,7 @@ class KafkaDeadLetters:
             close_consumer(consumer)
 
     def _read_letters(self, consumer: Consumer) -> tuple[list[DeadLetter], list[TopicPartition]]:
-        """Return the stored dead letters, oldest first, and the end of each partition at that time.
+        """Return the stored dead letters, oldest first, and the end offset of each partition.
 
         If a reader crashes between storing and acknowledging, a message is stored twice. This
         function returns only one copy. Messages with the same key may be different messages.

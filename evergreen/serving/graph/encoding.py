@@ -330,9 +330,10 @@ class HashTable(NamedTuple):
     values: NDArray[np.int32]
     """[cells], 0 in a cell without a key."""
     primes: tuple[int, ...]
-    """Number of cells in the range of each choice. A key has `CHOICES` choices."""
+    """`primes[d]` is the number of cells that are available for choice `d` of a key. A key has
+    `CHOICES` choices."""
     starts: tuple[int, ...]
-    """First cell of each choice, see `CHOICES`."""
+    """`starts[d]` is the first cell that is available for choice `d` of a key."""
 
 
 def build_table(keys: NDArray[np.int64], values: NDArray[np.int32]) -> HashTable:

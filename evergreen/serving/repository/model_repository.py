@@ -357,7 +357,7 @@ class ModelRepository:
                 self._check_lock = None
 
     def _take_fence(self) -> None:
-        """Take the next number, and fence off a previous holder that did not release the lock."""
+        """Increase the number of the lock, so that writes of the previous holder fail."""
         stored = self.objects.read(self._fence)
         number, was_released = (0, True) if stored is None else self._parse_fence(stored.content)
         number = max(number, self._min_lease)
