@@ -126,10 +126,11 @@ class ListOptions:
     """Maximum number of elements per row. If a list is longer, `keep` decides which elements are
     dropped."""
     keep: Literal["newest", "oldest"] = "newest"
-    """Which elements of a longer list are used: the last ones (`newest`) or the first ones
+    """Elements of a longer list that are used: the last ones (`newest`) or the first ones
     (`oldest`)."""
     pool: Literal["mean", "sum"] = "mean"
-    """How the vectors of a row's elements are combined. The vector of an empty list is zero."""
+    """Function that combines the vectors of a row's elements. The vector of an empty list is
+    zero."""
     table: str | None = None
     """Categorical feature whose vocabulary and embedding vectors the list uses. If no table is
     named, the list has its own vocabulary and vectors."""
@@ -417,7 +418,7 @@ class Features:
 
     @property
     def columns(self) -> dict[str, list[str]]:
-        """Return the names of the columns that tensors and records have.
+        """Return the column names of the input tensors and of the log records.
 
         The names are grouped by kind, for JSON. Each position of a list is one column.
         """

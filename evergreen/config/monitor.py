@@ -1,4 +1,4 @@
-"""The section `monitor`: the rows to compare, the meaning of drift, and when a run is requested.
+"""The section `monitor`: compared rows, drift thresholds, and conditions for a run.
 
 The settings are divided into classes by concern. In a recommender's file, the settings of all
 concerns form one flat list.

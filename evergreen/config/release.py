@@ -99,7 +99,7 @@ class TableSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class BakingSettings:
-    """How long a new version is watched after its release, and what rolls it back.
+    """Settings for watching a new version, and limits that cause a rollback.
 
     Raises:
         ContractError: a value is outside the range in `_BOUNDS`.

@@ -76,9 +76,9 @@ class TrainingSettings:
     """Maximum number of rows per optimizer step. A step has fewer rows if a pass would otherwise
     have fewer than `min_steps` steps."""
     min_steps: int = 600
-    """Minimum optimizer steps in a pass, unless batches would become smaller than `min_batch_size`.
-    Each row is used once per pass. A short window therefore needs enough steps to change the
-    weights."""
+    """Minimum number of optimizer steps in a pass, unless batches would become smaller than
+    `min_batch_size`. Each row is used once per pass. A short window therefore needs enough steps to
+    change the weights."""
     min_batch_size: int = 16
     """Minimum number of rows per optimizer step, unless `batch_size` is smaller. A window of a few
     hundred rows gets fewer steps than `min_steps`, because smaller batches would follow the noise

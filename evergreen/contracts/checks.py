@@ -16,7 +16,7 @@ PASS, WARN, INCONCLUSIVE, FAIL = RESULTS = ("pass", "warn", "inconclusive", "fai
 _NUM_NAMED = 4
 """Maximum number of checks that a headline names for each result."""
 AT_LEAST, AT_MOST, BELOW, WITHIN_FACTOR = "at least", "at most", "below", "within a factor of"
-"""How a value is compared with its limit."""
+"""Comparison of a value with its limit."""
 
 
 _T = TypeVar("_T", bound="Check")
@@ -37,7 +37,7 @@ class Check:
     limit: float | None = None
     """Value at which the result of the check changes. None if the check has no limit."""
     bound: str = AT_LEAST
-    """How the value is compared with the limit, such as `at least`."""
+    """Comparison of the value with the limit, such as `at least`."""
     is_difference: bool = False
     """Whether the value is the difference between two models. A difference is printed with its
     sign."""

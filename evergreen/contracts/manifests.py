@@ -111,9 +111,8 @@ def parse_document(content: bytes, *, kind: str, version: int, source: str) -> d
     whole = {"kind": kind, "format_version": version, **document}
     if expected is not None and expected != (found := _crc32(whole)):
         raise ContractError(
-            f"{source} has {_CHECKSUM} {found}, expected {expected!r}: it was corrupted, or edited "
-            "without removing "
-            f"its key {_CHECKSUM}"
+            f"{source} has {_CHECKSUM} {found}, expected {expected!r}; the file is corrupt, or a "
+            f"person edited it and did not remove the key {_CHECKSUM}"
         )
     return document
 
@@ -234,7 +233,7 @@ class RawDataset(Manifest):
     digest: str
     """SHA-256 of the Parquet files, used as the version of the data."""
     parent_model_id: str | None = None
-    """Model that the run continues. None = the run trains from scratch."""
+    """Model from whose weights the run starts. None = the run trains from scratch."""
     champion_model_id: str | None = None
     """Model with which the candidate is compared. None = no comparison."""
     num_updated: int = 0
@@ -650,8 +649,9 @@ class Verdict(Manifest):
     rows of earlier days were held out. The gate uses the quality on old rows only if the settings
     require it."""
     reordering_gain: ReorderingGain | None = None
-    """Gain in clicks if the candidate orders the lists. The gain is estimated from randomized
-    rankings. None if the holdout has no randomized ranking. The gate does not use this estimate."""
+    """Estimated gain in clicks from showing lists in the candidate's order. The estimate uses the
+    randomized rankings of the holdout. None if there are no randomized rankings. The gate does not
+    use this estimate."""
     champion_reference: str = "current"
     """How the run specified the champion: `current`, `none` or a model id. Only a comparison with
     the reference `current` becomes outdated when another model goes live."""

@@ -1,7 +1,7 @@
 """Raw rows: each row is one shown item with its features, its label and its version.
 
-The version is the model version that served the item. Raw rows are in users' files, and the
-simulator and the monitor write raw rows. Extraction, validation, preprocessing and serving read raw
+The version is the model version that served the item. Raw rows come from users' files, from the
+simulator and from the monitor's archive. Extraction, validation, preprocessing and serving read raw
 rows. `evergreen.config.features` defines the features.
 
 The columns of a raw Parquet file are `label` (int32), the features (null if missing), and the log

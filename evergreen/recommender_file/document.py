@@ -158,7 +158,7 @@ def expand_range(name: NameRange) -> list[str]:
     assert match
     first, last = int(match["first"]), int(match["last"])
     if last < first:
-        raise ContractError(f"{name!r}, expected the smaller number first")
+        raise ContractError(f"{name!r}, expected a range that starts with the smaller number")
     if last - first >= MAX_COLUMNS:
         raise ContractError(
             f"{name!r}, a range of {last - first + 1:,} names, expected at most {MAX_COLUMNS:,}"

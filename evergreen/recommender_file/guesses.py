@@ -788,7 +788,7 @@ def _size(num_categories: int) -> str:
 
 
 _STRING_OPTION = "{type: string}"
-"""Options in the file for a categorical feature whose values are not whole numbers."""
+"""Options of a categorical feature with string values, as text for the drafted file."""
 _BELOW_ZERO = "{transform: [standardize]}"
 """Options of a numeric feature with values below 0, which the default transform would clip."""
 

@@ -69,7 +69,7 @@ CONVERSIONS = (
     "isattributed",
     "attribution",
 )
-"""Names of events after a click."""
+"""Column names of events that follow a click, such as a purchase."""
 REACTIONS = (
     "like",
     "liked",

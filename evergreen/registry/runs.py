@@ -66,7 +66,7 @@ class StepNote:
 
 @dataclass(frozen=True, kw_only=True)
 class RunOutcome:
-    """How a run ended."""
+    """Final state of a run."""
 
     run: str
     trigger_id: str
@@ -248,7 +248,7 @@ def step_note(store: Path, run: str, step: str) -> Iterator[StepNote]:
 def each_note(store: Path, run: str) -> Iterator[StepNote]:
     """Iterate over the notes of a run, in the order of the steps.
 
-    A note is read only when the iteration reaches it.
+    The file of each note is opened only when the iteration reaches the step.
 
     Raises the errors of `find_outcome`.
     """

@@ -67,18 +67,18 @@ class LineCounts:
     """
 
     rows: int = 0
-    """Records that became rows."""
+    """Number of records that became rows."""
     rejected: int = 0
     """Number of records and single lines that did not become rows. The file of malformed rows lists
     the line number and the reason of each rejected line."""
     continued: int = 0
     """Number of lines of records, not counting the first line of each record."""
     header: int = 0
-    """Lines with the names of the columns. A file has several header lines if files with headers
-    were concatenated."""
+    """Number of lines with the names of the columns. A file has several header lines if files with
+    headers were concatenated."""
     blank: int = 0
     comments: int = 0
-    """Lines that begin with `#` and do not have as many fields as a row."""
+    """Number of lines that begin with `#` and do not have as many fields as a row."""
 
     @property
     def lines(self) -> int:
@@ -262,8 +262,7 @@ def read_blocks(path: Path, *, block_bytes: int = BLOCK_BYTES) -> Iterator[Block
                 damage = "truncated" if isinstance(error, EOFError) else f"corrupt ({error})"
                 num_lines = first_line - 1 + pending.count(b"\n")
                 raise ContractError(
-                    f"{path} is {damage}: {num_lines} whole lines were read before, expected a "
-                    "complete file"
+                    f"{path} is {damage} after {num_lines} complete lines, expected a complete file"
                 ) from error
             pending += decoder.decode(bytes(chunk))
             if chunk and len(pending) < block_bytes:
@@ -335,7 +334,7 @@ class _Decoder:
                 chunk = self._decoder.decode(chunk, final=not chunk).encode()
             except UnicodeDecodeError as error:
                 raise ContractError(
-                    f"{self._path} is not in its encoding {error.encoding}: {error.reason}"
+                    f"{self._path} cannot be decoded as {error.encoding}: {error.reason}"
                 ) from error
         if self._ends_by_cr:
             return chunk.replace(b"\r", b"\n")

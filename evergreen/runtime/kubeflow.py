@@ -67,7 +67,7 @@ class FailedRun:
     """Display name. Other runs may have the same name."""
     run_id: str
     text: str
-    """How the run ended according to Kubeflow: state, failed tasks, message."""
+    """Final state of the run in Kubeflow, with the failed tasks and the message."""
     link: str
     """Address of the run's page."""
 

@@ -213,7 +213,9 @@ class CanaryPolicy:
         return self.alpha / (self.max_looks * 2)
 
     def growth_level(self, look: int) -> float:
-        """Return the significance level of the growth tests at look number `look`, from 1.
+        """Return the significance level of the growth tests at a look.
+
+        The first look has the number 1.
 
         >>> policy = CanaryPolicy(max_looks=2, growth_alpha=0.03)
         >>> policy.growth_level(1), policy.growth_level(2)
@@ -291,7 +293,10 @@ class CanaryDecision:
     def of(
         cls, by_counts: CountsDecision, by_pairs: PairsDecision | None = None
     ) -> "CanaryDecision":
-        """Return the decision that follows from all checks. The worst check decides."""
+        """Return the decision that follows from all checks.
+
+        The decision follows from the check with the worst result.
+        """
         found = cls(action=HOLD, reason="", by_counts=by_counts, by_pairs=by_pairs)
         return replace(found, action=_ACTIONS[decide(found.checks)], reason=headline(found.checks))
 

@@ -455,10 +455,11 @@ class Fleet:
     """Open connections to all servers of `urls`. Close the fleet after use.
 
     A new replica is added when the DNS name lists it. If a replica stops answering, this is an
-    error only while the DNS name still lists the replica. A closed port is not an error. A pod gets
-    its address minutes before its image is pulled, and must not delay a release or a rollback. The
-    fleet first waits until all other replicas serve, then waits for a replica with a closed port,
-    and finally skips it. The skipped replica reads the published configuration when it starts.
+    error only while the DNS name still lists the replica. A closed port is not an error. A starting
+    pod gets its address minutes before its port is open, and this wait must not delay a release or
+    a rollback. The fleet first waits until all other replicas serve, then waits for a replica with
+    a closed port, and finally skips it. The skipped replica reads the published configuration when
+    it starts.
 
     Raises:
         TemporaryError: a server does not answer, or a name has no address.

@@ -157,8 +157,8 @@ def encode_dense(parts: Parts, workflow: FeatureWorkflow) -> str:
 def _bucket(parts: Parts, workflow: FeatureWorkflow, *, values: str, missing: str) -> None:
     """Add `buckets` [n, bucketed columns], the number of boundaries that a clipped value reaches.
 
-    The bucket of a missing value is `MISSING_CATEGORY`. Columns with fewer boundaries than the
-    widest column are padded with NaN, because no value reaches NaN.
+    The bucket of a missing value is `MISSING_CATEGORY`. All columns get the same number of
+    boundaries. Additional boundaries are NaN, which no value reaches.
     """
     numeric, bucketed = workflow.features.numeric, workflow.features.bucketed
     boundaries = np.full(
