@@ -102,7 +102,9 @@ class ExtractionSettings:
         return round(self.attribution_hours * 3_600_000_000)
 
     def num_replayed(self, num_train_rows: int) -> int:
-        """Return how many old rows give the share `replay_share` of all training rows.
+        """Return the number of older rows that a run adds to its training rows.
+
+        The older rows are the share `replay_share` of all training rows.
 
         >>> ExtractionSettings(replay_share=0.2).num_replayed(1000)
         250

@@ -609,11 +609,11 @@ class Features:
             ContractError: a column has another kind or other options than in the parent, or no
                 column of the parent remains.
         """
-        kept = [name for name in self.names if name in before.names]
+        common = [name for name in self.names if name in before.names]
         kinds = ("numeric", "categorical", "lists")
         other_kind = [
             n
-            for n in kept
+            for n in common
             if any((n in getattr(self, k)) != (n in getattr(before, k)) for k in kinds)
         ]
         options, options_before = (
@@ -621,15 +621,15 @@ class Features:
             for each in (self, before)
         )
         other_options = [
-            n for n in kept if n not in other_kind and options.get(n) != options_before.get(n)
+            n for n in common if n not in other_kind and options.get(n) != options_before.get(n)
         ]
         differences = {"change the kind of": other_kind, "change the options of": other_options}
-        said = [f"{verb} {names}" for verb, names in differences.items() if names]
-        if not kept:
-            said = [f"have none of {list(before.names)}"]
-        if said:
+        changes = [f"{verb} {names}" for verb, names in differences.items() if names]
+        if not common:
+            changes = [f"have none of {list(before.names)}"]
+        if changes:
             raise ContractError(
-                f"features of this run {' and '.join(said)}, expected those of the parent "
+                f"features of this run {' and '.join(changes)}, expected those of the parent "
                 f"{parent}; to train "
                 f"from scratch, {run_again(self._from_scratch(before))}"
             )

@@ -30,9 +30,9 @@ class NetworkConfig:
     takes_widths: ClassVar[bool] = False
     """Whether the vectors of a row may have different widths."""
     fresh_vectors: ClassVar[float] = 1.0
-    """Bound of the values of a new vector, in units of 1/sqrt(rows of its slot). The bound is 1 in
-    HugeCTR. Networks that multiply vectors use smaller bounds, because products of large random
-    values are noise that training must first remove."""
+    """Upper limit for the random values of a new vector, multiplied by the square root of the
+    slot's size. The bound is 1 in HugeCTR. Networks that multiply vectors use smaller bounds,
+    because products of large random values are noise that training must first remove."""
     takes_new_vectors_at_zero: ClassVar[bool] = False
     """Whether new vectors must start at zero when a column is added to a trained network. Set this
     to True if other vectors would change the network's logits. If False, the weights of the added

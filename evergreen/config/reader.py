@@ -61,9 +61,9 @@ def flat_settings(kind: Any) -> dict[str, Setting]:
 
 
 def flat_values(settings: Any) -> dict[str, Any]:
-    """Return the values of a section and of the sections that it contains, by name.
+    """Return a mapping from names to values for a section and its nested sections.
 
-    `make_settings` accepts them.
+    `make_settings` accepts this mapping.
     """
     values: dict[str, Any] = {}
     for field in dataclasses.fields(settings):
@@ -101,7 +101,7 @@ def make_settings(kind: type[S], /, **values: Any) -> S:
 
 
 def read_mapping(kind: type[S], values: Mapping[str, Any], *, path: str) -> S:
-    """Return a section from the values of YAML or JSON.
+    """Build a section of the settings from a YAML or JSON mapping.
 
     A list becomes a tuple, and an integer becomes a float, if the setting has that type.
 
@@ -164,14 +164,14 @@ def _described(
         value = value[int(step) if isinstance(value, (list, tuple)) else step]
         hint = _inner(hint, step)
     if isinstance(error.__cause__, ContractError):
-        said = str(error.__cause__)
-        begins = re.match(r"(\w+)(?: (?:is|has|holds|clips) |: )", said)
+        message = str(error.__cause__)
+        begins = re.match(r"(\w+)(?: (?:is|has|holds|clips) |: )", message)
         names = (
             [each.name for each in dataclasses.fields(hint)]
             if dataclasses.is_dataclass(hint)
             else []
         )
-        return f"{path}.{said}" if begins and begins[1] in names else f"{path}: {said}"
+        return f"{path}.{message}" if begins and begins[1] in names else f"{path}: {message}"
     if missing := re.fullmatch(r"Object missing required field `(\w+)`", problem):
         return f"{path}.{missing[1]} is missing, expected a value"
     if typing.get_origin(hint) is typing.Literal:
@@ -308,7 +308,7 @@ def read_query(kind: type[S], options: Mapping[str, str], *, source: str) -> S:
 def read_settings(
     kind: type[S], arguments: argparse.Namespace, *, environment: Mapping[str, str], prefix: str
 ) -> S:
-    """Return a section from parsed flags and environment variables.
+    """Build a section of the settings from parsed flags and environment variables.
 
     A flag takes precedence over the variable of the same setting.
 

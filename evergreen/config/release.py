@@ -173,10 +173,10 @@ class RolloutSettings(TableSettings, ServingSettings, BakingSettings):
 
     rollout: str = AUTO
     """Way in which an accepted model gets its traffic. `full` sends all traffic at once and
-    requires that the gate passed. `canary` sends a small share first, which grows while the version
-    does no worse. `shadow` scores live requests and logs the scores, but serves nothing. `none`
-    only registers the model, which a person can promote later. `auto` means `full` if the gate
-    passed or no version is live, and `canary` if the gate was inconclusive."""
+    requires that the gate passed. `canary` first sends a small share, which grows if the version is
+    not worse than the live version. `shadow` scores live requests and logs the scores, but serves
+    nothing. `none` only registers the model, which a person can promote later. `auto` means `full`
+    if the gate passed or no version is live, and `canary` if the gate was inconclusive."""
 
     def __post_init__(self) -> None:
         for kind in (TableSettings, ServingSettings, BakingSettings):

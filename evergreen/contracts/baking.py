@@ -1,4 +1,4 @@
-"""The baking of a new version: how long it is watched, what rolls it back, and the findings.
+"""Baking, which is the monitoring of a new version for some time after its release.
 
 The limits are in the recommender's file (section `release`). The monitor compares live traffic with
 these limits. The release controller compares the servers' counters with the limits, and can roll a

@@ -290,11 +290,11 @@ class RawDataset(Manifest):
     the parent's lineage was trained on newer rows. Late rows are never held out and never replayed.
     """
     files: dict[str, dict[str, int]] = field(default_factory=dict)
-    """Files of the lake that the lineage has seen, without back-filled versions. Each day
-    (YYYY-MM-DD) maps file names to sizes in bytes. The list covers the 366 days up to the last
-    training row. If a file of these 366 days is not in the list, it is a late file. The first day
-    always has an entry. A later day without an entry had no files. Days before the first entry are
-    not covered."""
+    """Files of the lake that existed when a run of the lineage read it. Back-filled versions of
+    files are not listed. Each day (YYYY-MM-DD) maps file names to sizes in bytes. The list covers
+    the 366 days up to the last training row. If a file of these 366 days is not in the list, it is
+    a late file. The first day always has an entry. A later day without an entry had no files. Days
+    before the first entry are not covered."""
     quarantined_files: list[dict[str, Any]] = field(default_factory=list)
     """Files of the lake that the run left out because their rows cannot be read. Each entry has
     four fields: file (relative to the lake), num_rows (of its footer, or None), reason, and known

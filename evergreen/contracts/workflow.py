@@ -172,7 +172,7 @@ class FeatureWorkflow:
             ):
                 raise ContractError(
                     f"boundaries of {name} are {values}, expected fewer than {num_buckets} finite "
-                    "ones that ascend"
+                    "numbers in ascending order"
                 )
 
     @property

@@ -360,12 +360,12 @@ def read_sample(path: Path, *, rows: int = SAMPLE_ROWS, max_bytes: int = MAX_BYT
             is_whole = False
             break
     if not num_rows:
-        said = (
+        reason = (
             f": {counts.rejected:,} lines are rejected, first {rejected[0].reason}"
             if rejected
             else ""
         )
-        raise ContractError(f"{path} contains no rows, expected rows below its header{said}")
+        raise ContractError(f"{path} contains no rows, expected rows below its header{reason}")
     sample = ColumnSample(
         path=path,
         num_rows=num_rows,

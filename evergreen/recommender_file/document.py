@@ -1,4 +1,6 @@
-"""Reads and writes YAML. The reader returns plain values with line numbers, and expands ranges.
+"""Reader and writer of YAML files.
+
+The reader returns plain values with line numbers, and expands ranges.
 
 The schema is YAML 1.2's core schema: `on`, `no` and dates are texts, and `1e-7` is a number.
 Repeated keys, aliases, tags and a second document are refused. The reader also refuses documents
@@ -270,7 +272,10 @@ _Dumper.add_representer(
 
 
 def _value(loader: Any, node: Any, *, path: str, lines: dict[str, int]) -> Any:
-    """Convert a YAML node to a plain value. The lines of nested values are added to `lines`."""
+    """Convert a YAML node to a plain value.
+
+    The line number of each nested value is added to `lines`.
+    """
     if isinstance(node, yaml.SequenceNode):
         found = []
         for number, each in enumerate(node.value):

@@ -262,8 +262,8 @@ class _Guesser:
         elif len(candidates) == 1 and (_is_dated(candidates[0]) or _is_rising(candidates[0])):
             chosen = candidates[0]
         elif candidates := [each for each in candidates if _is_dated(each)]:
-            said = _listed([each.name for each in candidates])
-            self._questions[EVENT_TIME] = f"which of {said} says when a row was shown?"
+            listed = _listed([each.name for each in candidates])
+            self._questions[EVENT_TIME] = f"which of {listed} says when a row was shown?"
         elif alike := [each.name for each in self._free if _is_like_time(each)]:
             self._questions[EVENT_TIME] = (
                 f"{_listed(alike)} {'looks' if len(alike) == 1 else 'look'} like a time in an "

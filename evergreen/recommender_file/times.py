@@ -19,7 +19,7 @@ are spread evenly over all values."""
 
 @dataclass(frozen=True, kw_only=True)
 class DaySpan:
-    """Days of a set of rows."""
+    """First and last time of a set of rows, and the number of its days."""
 
     first: int
     """Time of the oldest row, in microseconds since 1970."""
@@ -87,10 +87,10 @@ def read_times(column: SampledColumn, *, now: float) -> Times | NoTimes:
     num_wrong = column.num_present - (0 if span is None else span.num_rows)
     if span is None or num_wrong > TOLERATED * column.num_rows:
         outside = _span_of(times, column.counts)
-        said = f" ({outside})" if outside else ""
+        found = f" ({outside})" if outside else ""
         return NoTimes(
             why=f"{num_wrong:,} of {column.num_rows:,} rows have no time between 1990 and "
-            f"tomorrow{said}",
+            f"tomorrow{found}",
             span=outside,
         )
     return Times(form=form, span=span, num_wrong=num_wrong)
@@ -113,8 +113,8 @@ def _no_times(column: SampledColumn, few: SampledColumn, *, now: float) -> NoTim
         ):
             _, spans[form] = _read(column, form, now=now, earliest=EARLIEST)
     if len(spans) > 1:
-        said = " or as ".join(f"{form} ({span})" for form, span in spans.items())
-        return NoTimes(why=f"it can be read as {said}", forms=tuple(spans))
+        readings = " or as ".join(f"{form} ({span})" for form, span in spans.items())
+        return NoTimes(why=f"it can be read as {readings}", forms=tuple(spans))
     seconds = np.where(np.isfinite(column.numbers), column.numbers, 0) * 1e6
     if not np.isfinite(column.numbers).any() or (np.abs(seconds) > 2**57).any():
         return NoTimes(why="its values are not times in a known form, such as 2026-01-31T00:00:00Z")

@@ -5,9 +5,9 @@ and waits for the answer. The controller accepts the request, carries it out, an
 result. If no controller accepts the request before its deadline, the requester withdraws the
 request.
 
-The order of the lines decides between a withdrawal and an acceptance that are appended at the same
-time: the first of the two counts. The requester and the controller therefore read the journal again
-after they have appended their line.
+A withdrawal and an acceptance may be appended at the same time. In this case, only the earlier line
+is valid. The requester and the controller therefore read the journal again after they have appended
+their line.
 
 A request that releases a model refers to a folder with its prepared version
 (`evergreen.serving.prepare`).

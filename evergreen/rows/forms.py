@@ -463,7 +463,7 @@ class FileReader:
             malformed.count(self.path, len(found.numbers) + len(found.rejected))
             if found.batch.num_rows:
                 yield found.batch
-        self._say_span()
+        self._log_span()
 
     def numbered(self) -> Iterator[NumberedRows]:
         """Yield the rows with their line numbers in file order, including malformed rows."""
@@ -541,15 +541,15 @@ class FileReader:
         first, last = self.span or (bounds["min"], bounds["max"])
         self.span = min(first, bounds["min"]), max(last, bounds["max"])
 
-    def _say_span(self) -> None:
+    def _log_span(self) -> None:
         if self.span is None:
             return
         first, last = self.span
-        said = f"{self.path}: rows from {to_iso(first)} to {to_iso(last)}"
+        message = f"{self.path}: rows from {to_iso(first)} to {to_iso(last)}"
         if first < USUAL:
-            logger.warning("%s, before 2000: if this is wrong, set data.time_format", said)
+            logger.warning("%s, before 2000: if this is wrong, set data.time_format", message)
         else:
-            logger.info("%s", said)
+            logger.info("%s", message)
 
 
 def _positions(mask: Any) -> list[int]:

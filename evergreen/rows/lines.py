@@ -53,7 +53,7 @@ _OTHERS = {
 }
 _INSIDE = {
     b"PAR1": "holds Parquet inside another packing, expected the Parquet file itself",
-    **{begin: f"holds {said}" for begin, said in _OTHERS.items()},
+    **{begin: f"holds {text}" for begin, text in _OTHERS.items()},
 }
 """First bytes of formats that are not text, and the message about each format."""
 
@@ -298,7 +298,7 @@ def _expect_short_lines(path: Path, content: bytes) -> None:
 def _opened(path: Path) -> IO[bytes]:
     with open(path, "rb") as file:
         magic = file.read(8)
-    if other := next((said for begin, said in _OTHERS.items() if magic.startswith(begin)), None):
+    if other := next((text for begin, text in _OTHERS.items() if magic.startswith(begin)), None):
         raise ContractError(f"{path} is {other}")
     if magic.startswith(b"\x1f\x8b"):
         return gzip.open(path)  # type: ignore[return-value]
@@ -345,8 +345,8 @@ class _Decoder:
 
     def _begin(self, chunk: bytes) -> None:
         self._begun = True
-        if said := next((said for begin, said in _INSIDE.items() if chunk.startswith(begin)), None):
-            raise ContractError(f"{self._path} {said}")
+        if text := next((text for begin, text in _INSIDE.items() if chunk.startswith(begin)), None):
+            raise ContractError(f"{self._path} {text}")
         if chunk[257:262] == b"ustar":
             raise ContractError(f"{self._path} is a tar archive, expected it unpacked")
         encoding = next((name for bom, name in _BOMS if chunk.startswith(bom)), None)

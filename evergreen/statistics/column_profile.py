@@ -223,9 +223,10 @@ def find_sums(wanted: Ints, values: Ints, sums: Ints) -> Ints:
 
 
 def most_frequent(values: Ints, sums: Ints, limit: int) -> tuple[Ints, Ints, int]:
-    """Return the most frequent values, their sums, and the rows of the most frequent dropped value.
+    """Return the `limit` most frequent values.
 
-    The third result is 0 if no value is dropped.
+    Returns three results: the values, their sums, and the largest number of rows of a dropped
+    value. The last result is 0 if no value is dropped.
 
     Args:
         values: Distinct values, [n].

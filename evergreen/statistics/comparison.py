@@ -556,7 +556,7 @@ class _Comparison:
 
 
 def _part_with_column(column: ColumnProfile, table: TableProfile) -> TableProfile:
-    """Return the table reduced to its rows that have the column.
+    """Estimate the profile of the rows in which the column exists.
 
     All requests are assumed to be alike.
     """

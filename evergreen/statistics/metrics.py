@@ -65,9 +65,9 @@ def _checked(labels: ArrayLike, scores: ArrayLike) -> tuple[NDArray[np.bool_], N
 
 
 def _wins(values: NDArray[np.float64], against: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return, for each number in `values` [n], how many numbers in `against` [m] are smaller.
+    """For each number in `values` [n], count the smaller numbers in `against` [m].
 
-    An equal number counts half.
+    A number that is equal adds one half to the count.
     """
     ordered = np.sort(against)
     wins: NDArray[np.float64] = (

@@ -70,8 +70,8 @@ class ValueCounts:
         """[k, 3] totals as in `ColumnProfile.sums`. The total of r may be too low by at most
         `lost`. The totals of r x r and r x v are exact."""
         self.lost = 0
-        """Maximum error of a row count. A value without a count has at most `lost` rows. The error
-        is at most the number of added rows divided by `capacity` + 1."""
+        """Maximum error of a row count. A value that is not counted occurs in at most `lost` rows.
+        The error is at most the number of added rows divided by `capacity` + 1."""
 
     @property
     def counts(self) -> Ints:
