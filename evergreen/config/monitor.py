@@ -35,8 +35,8 @@ class EvaluationSettings:
     """Event time between two decision points, in seconds. Decision points are the multiples of this
     interval."""
     drift_grace_seconds: float = 60.0
-    """Grace period for late predictions, in seconds. Drift buckets are evaluated, and the serving
-    version is determined, only after this period."""
+    """Grace period for late predictions, in seconds. After this period, drift buckets are evaluated
+    and the version that served them is determined."""
 
     def __post_init__(self) -> None:
         expect(self, "at least 1", lambda value: value >= 1, "window_rows")
@@ -102,8 +102,8 @@ class PolicySettings:
     completely below this value. 0 = not set. The policy `threshold` needs a value, because a
     suitable AUC depends on the task."""
     sequential_alpha: float = 0.01
-    """Maximum probability of any false alarm between two changes. The bound covers all event time
-    between two changes, and all versions released in between."""
+    """Maximum probability of any false alarm between two changes. The limit applies to the whole
+    time between two changes, however many versions are released."""
     sequential_tolerance: float = 0.02
     """The live AUC counts as drift if it is more than this tolerance below the lower end of the
     gate's interval. The tolerance allows for differences between served rows and the gate's rows.

@@ -653,8 +653,8 @@ class Verdict(Manifest):
     randomized rankings of the holdout. None if there are no randomized rankings. The gate does not
     use this estimate."""
     champion_reference: str = "current"
-    """How the run specified the champion: `current`, `none` or a model id. Only a comparison with
-    the reference `current` becomes outdated when another model goes live."""
+    """Champion as it was specified for the run: `current`, `none` or a model id. Only a comparison
+    with the reference `current` becomes outdated when another model goes live."""
     column_aucs: dict[str, float] = field(default_factory=dict)
     """AUC of each column alone on the held-out rows, highest first. The AUCs are measured only if
     the candidate's AUC is implausibly high (`components.evaluation.leaks`). If the AUCs are not

@@ -220,8 +220,8 @@ class Table(NamedTuple):
     columns: tuple[int, ...]
     """Id columns whose vectors come from this table."""
     positions: FeaturePositions
-    """Slot of each of the `columns`, and the lists among the columns. A slot is given by its
-    position in `slots`."""
+    """Slot of each of the `columns`, and which columns form a list. A slot is given by its position
+    in `slots`."""
     vectors: tuple[int, ...]
     """Positions of this table's vectors among all vectors of a row."""
 

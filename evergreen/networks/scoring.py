@@ -206,8 +206,8 @@ def load_scorer(
         folder: Folder of the model.
         config: Configuration of the network.
         slot_sizes: Number of ids of each slot.
-        positions: Slot of each position of a row, and the lists among the positions. None means
-            that each slot is looked up once.
+        positions: Slot of each position of a row, and which positions form a list. If None, a row
+            has one id for each slot.
         numbers: Number type of the tables, see `rounding.TABLE_TYPES`.
 
     Raises:

@@ -249,7 +249,7 @@ class SampledColumn:
         return {BOOLEAN: self.is_boolean, INTEGER: self.is_whole, FLOAT: is_number}
 
     def num_unfit(self, mask: NDArray[np.bool_]) -> int:
-        """Return the number of rows whose value is present and has False in the mask."""
+        """Return the number of rows whose value is present and not selected."""
         return self.num_present - self.rows_with(mask)
 
     @cached_property

@@ -370,7 +370,7 @@ def _check_minimum(name: str, value: float, minimum: float) -> Check:
 
 
 def _check_latency(counts: BothCounts, policy: CanaryPolicy) -> tuple[float | None, Check]:
-    """Return the ratio of the mean times, and the check of the ratio.
+    """Return the ratio of the two mean latencies, and the check of this ratio.
 
     With too few requests, the ratio is None, and the check shows how many requests are missing.
     """

@@ -201,7 +201,7 @@ class KafkaSubscriber:
     def close(self) -> None:
         """See `event_log.Subscriber`.
 
-        Leaves the group, so that other readers get its partitions at once.
+        The reader leaves the group, so that other readers get its partitions at once.
         """
         with self._lock:
             if self._closed:
