@@ -137,7 +137,7 @@ class DcnConfig(NetworkConfig):
     def column_axes(
         self, vectors: Sequence[str], dense: Sequence[str]
     ) -> dict[str, tuple[int, list[Hashable]]]:
-        """Return the parameters that have an axis with one position per value of x0.
+        """Return the parameters whose size depends on the number of values of x0.
 
         See `NetworkConfig.column_axes`.
         """

@@ -11,9 +11,9 @@ from evergreen.runtime.errors import ContractError, expect
 
 FLOAT32, _FLOAT16, INT8 = TABLE_TYPES = ("float32", "float16", "int8")
 AUTO, FULL, CANARY, SHADOW, UNRELEASED = ROLLOUTS = ("auto", "full", "canary", "shadow", "none")
-"""How an accepted model gets its traffic: all at once, a growing share, or none while its scores
-are logged. With `auto`, a model is released in full after a pass, or if no version is live. With
-`auto`, the model becomes a canary if the gate was inconclusive. With `none`, the model is
+"""Ways in which an accepted model gets its traffic: all at once, a growing share, or none while its
+scores are logged. With `auto`, a model is released in full after a pass, or if no version is live.
+With `auto`, the model becomes a canary if the gate was inconclusive. With `none`, the model is
 registered but not deployed."""
 _MAX_INSTANCES = 64
 _MAX_QUEUED = 1_000_000
@@ -165,7 +165,7 @@ _BOUNDS = (
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutSettings(TableSettings, ServingSettings, BakingSettings):
-    """How a model is rolled out and served, and what rolls it back.
+    """Settings of the rollout, the serving and the baking of a model.
 
     Raises:
         ContractError: the rollout is unknown, or no server supports the value of a serving setting.

@@ -539,7 +539,7 @@ def is_negated_label(name: str) -> bool:
 
 
 def is_named_as(name: str, entities: tuple[str, ...]) -> str | None:
-    """Return the word of `entities` that the column's name consists of, or None.
+    """Return the entity that a column's name denotes, or None if it denotes no entity.
 
     The column's name may also have an ending such as `id`.
 

@@ -142,7 +142,7 @@ class KubeflowServer:
             with redirect_stdout(sys.stderr):
                 yield
         except (TemporaryError, PermanentError) as error:
-            # A nested call has translated the error already. Only the action is prepended to the
+            # A nested call has translated the error already. Add only the action, in front of the
             # message.
             raise type(error)(f"{prefix}{error}") from error
         except ApiException as error:

@@ -153,7 +153,7 @@ def read_held_out(raw: RawDataset, verdict: Verdict, *, max_rows: int = MAX_ROWS
             break
     if count < min(len(scores), max_rows):
         raise ContractError(
-            f"{raw.holdout_uri} has {count} holdout rows, expected {len(scores)} rows like the scores"
+            f"{raw.holdout_uri} has {count} holdout rows, expected {len(scores)} as in the scores"
         )
     taken = min(len(scores), max_rows)
     rows = GoldenRows(

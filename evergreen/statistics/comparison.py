@@ -600,7 +600,7 @@ def compare_totals(
 def _design_of_totals(
     now: RowTotal, before: RowTotal, tables: tuple[TableProfile, TableProfile]
 ) -> float:
-    """Return the design effect of the difference between two samples' shares of rows."""
+    """Return the design effect for comparing the shares of rows of two samples."""
     samples = [
         Clustered(
             counts=np.array([total.rows]),

@@ -65,7 +65,7 @@ def _checked(labels: ArrayLike, scores: ArrayLike) -> tuple[NDArray[np.bool_], N
 
 
 def _wins(values: NDArray[np.float64], against: NDArray[np.float64]) -> NDArray[np.float64]:
-    """For each number in `values` [n], count the smaller numbers in `against` [m].
+    """Count the numbers in `against` [m] that are smaller than each of `values` [n].
 
     A number that is equal adds one half to the count.
     """

@@ -59,7 +59,7 @@ class KafkaDeadLetters:
     def keep(self, letters: Sequence[tuple[str, bytes, str]]) -> None:
         """Store messages as dead letters, each with id, payload and reason.
 
-        The call returns when the brokers have stored the letters. The errors are those of
+        The call returns when the brokers have stored all dead letters. The errors are those of
         `KafkaSender.send`. The topic may contain messages that are too large for this client to
         publish. If a message is too large, it is truncated, and the stored reason says so.
         """

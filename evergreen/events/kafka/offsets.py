@@ -267,5 +267,7 @@ def _checked(answer: TopicPartition) -> TopicPartition:
     if answer.error is not None:
         raise sorted_error(answer.error, f"offset of {answer.topic}, partition {answer.partition}")
     if answer.offset is None:
-        raise PermanentError(f"offset of {answer.topic}, partition {answer.partition}: none")
+        raise PermanentError(
+            f"{answer.topic}, partition {answer.partition} has no offset, expected a number"
+        )
     return answer

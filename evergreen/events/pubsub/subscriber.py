@@ -102,7 +102,7 @@ class PubsubDeadLetters:
     def add(self, letters: Sequence[tuple[str, bytes, str]], *, now: float) -> None:
         """Store messages, each with id, payload and reason.
 
-        The call returns when Pub/Sub has confirmed all letters.
+        The call returns when Pub/Sub has confirmed all dead letters.
         """
         kept = [
             (payload, {ID: name, _REASON: _cut_to_attribute(reason), _DEAD_LETTERED_AT: repr(now)})
