@@ -44,7 +44,7 @@ EXACT_BELOW = {
 }
 """Limit for each float type. Below the limit, the type represents every whole number exactly. The
 keys are type names of NumPy and of Arrow."""
-LEAST_WHOLE, END_OF_WHOLE = -(2**63), 2**64
+MIN_WHOLE, END_OF_WHOLE = -(2**63), 2**64
 """Range of whole numbers that can be categories. The numbers have 64 bits, signed or unsigned.
 `END_OF_WHOLE` is exclusive."""
 _A_CATEGORY = "a whole number of 64 bits, true or false, or None for missing"
@@ -124,7 +124,7 @@ def text_of_value(value: object, *, is_string: bool, exact_below: int = EXACT_FL
     expected = _A_STRING if is_string else _A_CATEGORY
     if isinstance(value, float):
         return str(_whole(value, expected, exact_below=exact_below))
-    if isinstance(value, int) and LEAST_WHOLE <= value < END_OF_WHOLE:
+    if isinstance(value, int) and MIN_WHOLE <= value < END_OF_WHOLE:
         return str(int(value))
     raise NoCategory(value, expected)
 
@@ -138,7 +138,7 @@ def _canonical_text(text: str, *, is_string: bool) -> str:
     digits, point, _ = text.partition(".")
     if point:  # Python prints floats with a decimal point
         return str(_whole(float(digits), _A_CATEGORY, exact_below=EXACT_FLOATS, written=text))
-    if not LEAST_WHOLE <= int(digits) < END_OF_WHOLE:
+    if not MIN_WHOLE <= int(digits) < END_OF_WHOLE:
         raise NoCategory(text, _A_CATEGORY)
     return str(int(digits))
 

@@ -504,7 +504,7 @@ def _matching(texts: Any, pattern: str) -> NDArray[np.bool_]:
 _NUMBER_NAME = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,3})?", re.ASCII)
 _TIME_NAME = re.compile(r"\d{4}[-/]\d{2}[-/]\d{2}([T ].*)?", re.ASCII)
 _HEX = re.compile(r"[0-9a-fA-F]{8,}", re.ASCII)
-_NUM_LOOKED_AT = 10_000
+_NUM_INSPECTED = 10_000
 
 
 def _check_header(sample: ColumnSample) -> None:
@@ -529,7 +529,7 @@ def _is_like_its_values(column: SampledColumn) -> bool:
     name = column.name
     if _NUMBER_NAME.fullmatch(name):
         return True
-    values = [str(each) for each in islice(_texts(column.values), _NUM_LOOKED_AT)]
+    values = [str(each) for each in islice(_texts(column.values), _NUM_INSPECTED)]
     if name in values:
         return True
     if _TIME_NAME.fullmatch(name):

@@ -32,7 +32,7 @@ _MAX_PROBLEM = 2000
 """Maximum number of characters of a message. A message may contain a long value."""
 _RANGE = re.compile(r"(?P<prefix>.*?)(?P<first>[0-9]{1,9})\.\.(?P=prefix)(?P<last>[0-9]{1,9})")
 _NUMBERED = re.compile(r"(.*?)([0-9]{1,9})")
-_LEAST_RUN = 3
+_MIN_RUN = 3
 """Minimum number of names that are written as a range."""
 
 
@@ -186,7 +186,7 @@ def collapse_names(names: Sequence[str]) -> list[str]:
             ):
                 end += 1
         written = f"{names[at]}..{names[end - 1]}"
-        if end - at >= _LEAST_RUN and _RANGE.fullmatch(written):
+        if end - at >= _MIN_RUN and _RANGE.fullmatch(written):
             found.append(NameRange(written))
         else:
             end = at + 1

@@ -55,9 +55,9 @@ _MAX_FEW = 50
 MANY = 20_000
 """If the sample of a column has at least this number of distinct categories, the column may need
 more memory than a server has."""
-_MOST_DATES = 100
+_MAX_DATES = 100
 """Maximum number of values per column that are checked for unsupported date formats."""
-_MOST_LABELS = 20_000
+_MAX_LABELS = 20_000
 """Maximum number of distinct values of a label column, even if nearly all of its rows are 0 or
 1."""
 _MIN_EACH = 5
@@ -605,7 +605,7 @@ def _answers(column: SampledColumn) -> list[str]:
 
 
 def _has_few(column: SampledColumn) -> bool:
-    return column.distinct <= _MOST_LABELS
+    return column.distinct <= _MAX_LABELS
 
 
 def _is_label(column: SampledColumn) -> bool:
@@ -719,7 +719,7 @@ def _is_like_time(column: SampledColumn) -> bool:
     """Return whether all inspected values are dates in an unsupported form."""
     if column.kind != TEXT or column.is_list or not column.num_present:
         return False
-    present = np.flatnonzero(column.is_present & (column.counts > 0))[:_MOST_DATES]
+    present = np.flatnonzero(column.is_present & (column.counts > 0))[:_MAX_DATES]
     texts = [str(column.values[int(at)].as_py()).strip() for at in present]
     return all(_OTHER_TIME.fullmatch(text) for text in texts)
 

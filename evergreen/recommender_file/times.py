@@ -12,7 +12,7 @@ from evergreen.rows.times import DAY_MICROS, to_iso
 from evergreen.runtime.errors import ContractError
 
 _YEAR_9999 = 253_402_300_799_000_000
-_MOST_LOOKED_AT = 10_000
+_MAX_INSPECTED = 10_000
 """Maximum number of distinct values from which the format is detected. The values that are examined
 are spread evenly over all values."""
 
@@ -72,7 +72,7 @@ def read_times(column: SampledColumn, *, now: float) -> Times | NoTimes:
     if not len(present) or column.is_list:
         return NoTimes(why="it has no values")
     chosen = present[
-        np.unique(np.linspace(0, len(present) - 1, min(len(present), _MOST_LOOKED_AT)).astype(int))
+        np.unique(np.linspace(0, len(present) - 1, min(len(present), _MAX_INSPECTED)).astype(int))
     ]
     try:
         form = find_form(column.values.take(pa.array(chosen)), now=now, name=column.name)

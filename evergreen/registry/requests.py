@@ -315,7 +315,7 @@ def withdraw_after(
     return withdraw(store, request.request, who=request.who, now=clock(), reason=reason)
 
 
-def ask(
+def submit_request(
     store: Path,
     request: ServingRequest,
     *,

@@ -33,7 +33,7 @@ _MAX_RECORD_LINES = 100
 treated as a stray quote."""
 _READ_BYTES = 256 << 10
 _HEAD_BYTES = 1 << 16
-_LEAST_HEAD = 16
+_MIN_HEAD = 16
 """Minimum size of a file, in bytes, for detecting UTF-16 by its zero bytes."""
 _BOMS = (
     (codecs.BOM_UTF32_LE, "utf-32"),
@@ -351,7 +351,7 @@ class _Decoder:
             raise ContractError(f"{self._path} is a tar archive, expected it unpacked")
         encoding = next((name for bom, name in _BOMS if chunk.startswith(bom)), None)
         head = chunk[:_HEAD_BYTES]
-        if encoding is None and len(head) >= _LEAST_HEAD and head.count(0) > len(head) // 4:
+        if encoding is None and len(head) >= _MIN_HEAD and head.count(0) > len(head) // 4:
             even, odd = head[::2].count(0), head[1::2].count(0)
             encoding = "utf-16-le" if odd > 4 * even else "utf-16-be" if even > 4 * odd else None
             if encoding is None:

@@ -268,7 +268,7 @@ def _whole_of_text(text: str) -> int | None:
     is_plain = digits == "0" or not digits.startswith("0")
     return (
         number
-        if is_exact and is_plain and meanings.LEAST_WHOLE <= number < meanings.END_OF_WHOLE
+        if is_exact and is_plain and meanings.MIN_WHOLE <= number < meanings.END_OF_WHOLE
         else None
     )
 
@@ -301,7 +301,7 @@ def _whole_numbers(column: Any) -> Any:
             None if number is None or number != int(number) else int(number)
             for number in column.to_pylist()
         ]
-        least, end = meanings.LEAST_WHOLE, meanings.END_OF_WHOLE
+        least, end = meanings.MIN_WHOLE, meanings.END_OF_WHOLE
         kept = [
             None if number is None or not least <= number < end else number for number in numbers
         ]

@@ -60,7 +60,7 @@ from evergreen.statistics.two_sample import (
     with_few,
 )
 
-_LEAST_SHARE_CHANGE = 0.002
+_MIN_SHARE_CHANGE = 0.002
 """Minimum relevant change of a category's share, even for a very rare category."""
 _KNOWN_FACTOR = 4
 """A value gets its own cell if its row count is at least this multiple of the count's maximum error
@@ -72,7 +72,7 @@ _OTHERS = "other values"
 """Displayed name of the cell in which all values are counted that have no own cell."""
 _VALUES, _MEAN, _MISSING, _OUTLIERS = "values", "mean", "missing", "outliers"
 """Names of the tests."""
-_LEAST_FLOOR = 1e-12
+_MIN_FLOOR = 1e-12
 """Value that replaces a minimum relevant effect of 0. With this value, any significant change is
 relevant."""
 
@@ -246,7 +246,7 @@ class ComparedColumn:
             self.tests.outliers or _NONE,
         )
         excesses = [
-            abs(found[each].effect.value) / max(found[each].floor, _LEAST_FLOOR)
+            abs(found[each].effect.value) / max(found[each].floor, _MIN_FLOOR)
             for each in self.changes
         ]
         now, before = self.now, self.before
@@ -414,7 +414,7 @@ class _Comparison:
             p_value=with_few(p_value, min(n, m) / design - 1),
             effect=effect,
             floor=floor,
-            matters=size >= max(floor, _LEAST_FLOOR),
+            matters=size >= max(floor, _MIN_FLOOR),
             detectable=detectable,
             design=design,
         )
@@ -522,13 +522,13 @@ class _Comparison:
         difference = (divergence(a, b, designs) or _NO_EFFECT).value
         share_now, share_before = a / n, b / m
         relative = np.maximum(
-            self.thresholds.categorical_drift_relative * share_before, _LEAST_SHARE_CHANGE
+            self.thresholds.categorical_drift_relative * share_before, _MIN_SHARE_CHANGE
         )
         floors = np.minimum(self.thresholds.categorical_drift, relative)
         # The last cell contains all other values. The relative change is not used for the last
         # cell, because that cell mixes many values.
         floors[-1] = self.thresholds.categorical_drift
-        floors = np.maximum(floors, _LEAST_FLOOR)
+        floors = np.maximum(floors, _MIN_FLOOR)
         ratios = np.where(
             np.append(own, a[-1] + b[-1] > 0), np.abs(share_now - share_before) / floors, -1.0
         )
@@ -549,7 +549,7 @@ class _Comparison:
         test = self._make_test(
             _VALUES, homogeneity(a, b, designs), change, floor=floor, detectable=reach, design=mean
         )
-        if difference >= max(self.thresholds.numeric_drift, _LEAST_FLOOR):
+        if difference >= max(self.thresholds.numeric_drift, _MIN_FLOOR):
             test = replace(test, matters=True)
         new = _count_new(a[:-1], b[:-1], designs[:-1], ratio=n / m, floor=self.before.floor)
         return ColumnTests((test, self._test_missing()), difference, moved, new / n)
