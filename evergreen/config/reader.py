@@ -216,7 +216,7 @@ def add_flags(
                 flag, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=text
             )
         else:
-            shown = _bare(setting.type).__name__.upper()
+            shown = _plain_type(setting.type).__name__.upper()
             parser.add_argument(flag, default=argparse.SUPPRESS, metavar=shown, help=text)
 
 
@@ -384,7 +384,7 @@ def _converted(text: str, hint: Any, name: str) -> Any:
         hint: Type of the setting.
         name: Name of the flag, variable or option with this text, for error messages.
     """
-    kind = _bare(hint)
+    kind = _plain_type(hint)
     if kind is bool:
         if text.lower() not in ("true", "false"):
             raise ContractError(f"{name} is {text!r}, expected true or false")
@@ -395,7 +395,7 @@ def _converted(text: str, hint: Any, name: str) -> Any:
         raise ContractError(f"{name} is {text!r}, expected {kind.__name__}") from error
 
 
-def _bare(hint: Any) -> type[Any]:
+def _plain_type(hint: Any) -> type[Any]:
     """Return the type to which a text is converted, such as `Path` for `Path | None`."""
     (kind,) = (each for each in typing.get_args(hint) or (hint,) if each is not type(None))
     return typing.cast("type[Any]", kind)

@@ -145,14 +145,17 @@ def _from_fields(kind: type[_T], values: dict[str, Any], *, source: str) -> _T:
     if wrong := (values.keys() - known) | (required - values.keys()):
         raise ContractError(f"{source} has unknown or missing fields {sorted(wrong)}")
     types = get_type_hints(kind)
-    made = {name: _nested(types[name], value, f"{source} {name}") for name, value in values.items()}
+    made = {
+        name: _convert_nested(types[name], value, f"{source} {name}")
+        for name, value in values.items()
+    }
     try:
         return kind(**made)
     except ContractError as error:
         raise ContractError(f"{source}: {error}") from error
 
 
-def _nested(annotation: Any, value: Any, source: str) -> Any:
+def _convert_nested(annotation: Any, value: Any, source: str) -> Any:
     """Convert `value` to the dataclass in `annotation`, or to a list or mapping of that dataclass.
 
     If `annotation` contains no dataclass, `value` is returned unchanged.
@@ -165,10 +168,11 @@ def _nested(annotation: Any, value: Any, source: str) -> Any:
     if not kinds:
         return value
     if isinstance(value, list):
-        return [_nested(kinds[0], each, source) for each in value]
+        return [_convert_nested(kinds[0], each, source) for each in value]
     if isinstance(value, dict) and get_origin(annotation) is Mapping:
         return {
-            name: _nested(kinds[0], each, f"{source} of {name}") for name, each in value.items()
+            name: _convert_nested(kinds[0], each, f"{source} of {name}")
+            for name, each in value.items()
         }
     if value is None and type(None) in get_args(annotation):
         return None

@@ -216,18 +216,18 @@ class Requests:
             return self
         sizes = self.sizes[chosen]
         ends = np.cumsum(sizes)
-        return self._take(
+        return self._select_rows(
             chosen, np.repeat(self.starts[chosen] - ends + sizes, sizes) + np.arange(sizes.sum())
         )
 
     def between(self: R, start: int, stop: int) -> R:
         """Return the requests from position `start` up to but excluding `stop`, without copying."""
         first = int(self.sizes[:start].sum())
-        return self._take(
+        return self._select_rows(
             slice(start, stop), slice(first, first + int(self.sizes[start:stop].sum()))
         )
 
-    def _take(self: R, chosen: Any, rows: Any) -> R:
+    def _select_rows(self: R, chosen: Any, rows: Any) -> R:
         return replace(
             self,
             **{name: getattr(self, name)[chosen if of else rows] for name, of in self._columns()},

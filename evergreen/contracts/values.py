@@ -123,7 +123,7 @@ def text_of_value(value: object, *, is_string: bool, exact_below: int = EXACT_FL
         return _canonical_text(value, is_string=is_string)
     expected = _A_STRING if is_string else _A_CATEGORY
     if isinstance(value, float):
-        return str(_whole(value, expected, exact_below=exact_below))
+        return str(_whole_number(value, expected, exact_below=exact_below))
     if isinstance(value, int) and MIN_WHOLE <= value < END_OF_WHOLE:
         return str(int(value))
     raise NoCategory(value, expected)
@@ -137,13 +137,15 @@ def _canonical_text(text: str, *, is_string: bool) -> str:
         raise NoCategory(text, _A_CATEGORY)
     digits, point, _ = text.partition(".")
     if point:  # Python prints floats with a decimal point
-        return str(_whole(float(digits), _A_CATEGORY, exact_below=EXACT_FLOATS, written=text))
+        return str(
+            _whole_number(float(digits), _A_CATEGORY, exact_below=EXACT_FLOATS, written=text)
+        )
     if not MIN_WHOLE <= int(digits) < END_OF_WHOLE:
         raise NoCategory(text, _A_CATEGORY)
     return str(int(digits))
 
 
-def _whole(value: float, expected: str, *, exact_below: int, written: object = None) -> int:
+def _whole_number(value: float, expected: str, *, exact_below: int, written: object = None) -> int:
     """Return a float as an int if it represents a whole number exactly.
 
     Raises:

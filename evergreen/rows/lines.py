@@ -560,7 +560,7 @@ class _Splitter:
         if "\r" in text.removesuffix("\n").removesuffix("\r"):
             return self._reject(line, line, "it has a carriage return inside the line")
         if trimmed := self._without_trailing(text):
-            return self._take(line, trimmed)
+            return self._accept(line, trimmed)
         text = text.replace("\r\n", "\n")
         fields = dialect.fields_of(text)
         if self._is_comment(line, text):
@@ -568,7 +568,7 @@ class _Splitter:
             return line
         if fields is not None:
             if len(fields) == dialect.num_fields:  # a field contains a quote
-                return self._take(line, dialect.plain(fields))
+                return self._accept(line, dialect.plain(fields))
             return self._reject(
                 line, line, f"{len(fields)} columns, expected {dialect.num_fields}{self._as_header}"
             )
@@ -637,7 +637,7 @@ class _Splitter:
             self._is_record[line : end + 1] = self._in_record[line : end + 1] = False
             return self._reject(line, end, "a quote opens here, and its closing quote is ambiguous")
         if literal is not None:
-            return self._take(line, literal)
+            return self._accept(line, literal)
         return self._reject(line, line, "a quote is not closed")
 
     def _may_close(self, text: str) -> bool:
@@ -649,7 +649,7 @@ class _Splitter:
             self._alone[line] = self._dialect.is_record(text)
         return self._alone[line]
 
-    def _take(self, line: int, text: str) -> int:
+    def _accept(self, line: int, text: str) -> int:
         self._is_record[line] = self._in_record[line] = True
         self._changed[line] = text.replace("\r\n", "\n").encode()
         return line

@@ -517,7 +517,7 @@ class Fleet:
             try:
                 act(server)
             except (TemporaryError, PermanentError) as error:
-                if not self._has_left(address):
+                if not self._is_unlisted(address):
                     raise
                 logger.info("triton %s has left: %s", address, error)
                 self._disconnect(address)
@@ -557,7 +557,7 @@ class Fleet:
             self._timeouts.until_done(server.check_live, seconds, but=NotListening)
         except TemporaryError as error:
             is_starting = url.startswith(DNS) and isinstance(error, NotListening)
-            if not is_starting and not self._has_left(address):
+            if not is_starting and not self._is_unlisted(address):
                 raise
             self._disconnect(address)
             return None
@@ -587,7 +587,7 @@ class Fleet:
                 return []
             self._timeouts.sleep(self._timeouts.poll_seconds)
 
-    def _has_left(self, address: str) -> bool:
+    def _is_unlisted(self, address: str) -> bool:
         """Wait at most `leave_seconds`, and return whether `address` is no longer listed."""
         if address in self._urls:
             return False

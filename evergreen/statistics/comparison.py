@@ -325,7 +325,7 @@ def compare_tables(
             mean_drift=mean_drift,
             bounds=outliers.bounds.get(name) if outliers else None,
             outlier_floor=outliers.floor if outliers else 0.0,
-            text_of=partial(shown.text, name) if shown else _hide,
+            text_of=partial(shown.text, name) if shown else _no_text,
         ).compare()
         for name in names
     }
@@ -350,7 +350,7 @@ def compare_tables(
     }
 
 
-def _hide(value: int) -> None:
+def _no_text(value: int) -> None:
     """Return None for every category, so that its text is hidden."""
 
 

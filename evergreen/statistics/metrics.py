@@ -64,7 +64,9 @@ def _checked(labels: ArrayLike, scores: ArrayLike) -> tuple[NDArray[np.bool_], N
     return label_array.astype(bool), score_array
 
 
-def _wins(values: NDArray[np.float64], against: NDArray[np.float64]) -> NDArray[np.float64]:
+def _count_smaller(
+    values: NDArray[np.float64], against: NDArray[np.float64]
+) -> NDArray[np.float64]:
     """Count the numbers in `against` [m] that are smaller than each of `values` [n].
 
     A number that is equal adds one half to the count.
@@ -99,7 +101,7 @@ def roc_auc(labels: ArrayLike, scores: ArrayLike) -> float | None:
     num_others = len(click) - num_clicks
     if not num_clicks or not num_others:
         return None
-    return float(_wins(score[click], score[~click]).sum()) / (num_clicks * num_others)
+    return float(_count_smaller(score[click], score[~click]).sum()) / (num_clicks * num_others)
 
 
 def _placements(

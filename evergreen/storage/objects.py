@@ -245,7 +245,7 @@ def download_all(objects: Objects, downloads: Sequence[Download]) -> None:
             raised after every running transfer has stopped.
     """
 
-    def bring(download: Download) -> None:
+    def transfer(download: Download) -> None:
         objects.fetch(download.wanted, download.part)
         os.replace(download.part, download.path)
         fsync_path(download.path.parent)
@@ -253,7 +253,7 @@ def download_all(objects: Objects, downloads: Sequence[Download]) -> None:
     with ThreadPoolExecutor(NUM_TRANSFERS, thread_name_prefix="download") as threads:
         ordered = sorted(downloads, key=lambda download: -download.wanted.size)
         try:
-            for done in as_completed([threads.submit(bring, download) for download in ordered]):
+            for done in as_completed([threads.submit(transfer, download) for download in ordered]):
                 done.result()
         finally:
             threads.shutdown(cancel_futures=True)

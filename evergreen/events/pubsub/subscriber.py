@@ -112,47 +112,48 @@ class PubsubDeadLetters:
 
     def read(self) -> list[DeadLetter]:
         """Return all dead letters, oldest first."""
-        taken = self._take()
-        self._give_back(list(taken))
+        leased = self._lease_all()
+        self._release(list(leased))
         return sorted(
-            (_read_dead_letter(message) for message in taken.values()), key=lambda kept: kept.time
+            (_read_dead_letter(message) for message in leased.values()),
+            key=lambda letter: letter.time,
         )
 
     def replay(self) -> int:
         """Publish all dead letters to the log again, then remove them, and return their number."""
-        taken = self._take()
+        leased = self._lease_all()
         try:
             again = [
-                (bytes(message.data), {ID: _message_id(message)}) for message in taken.values()
+                (bytes(message.data), {ID: _message_id(message)}) for message in leased.values()
             ]
             publish_all(self._publisher, self._names.topic_path, again)
             subscription = self._names.dead_letters.subscription_path
-            _send_ack_ids(self._subscriber, "acknowledge", subscription, ack_ids=list(taken))
+            _send_ack_ids(self._subscriber, "acknowledge", subscription, ack_ids=list(leased))
         except BaseException:
-            self._give_back(list(taken))
+            self._release(list(leased))
             raise
-        return len(taken)
+        return len(leased)
 
-    def _take(self) -> dict[str, Any]:
+    def _lease_all(self) -> dict[str, Any]:
         """Pull messages until none arrives for `wait_seconds`.
 
         Returns each acknowledgement id with its message.
         """
         subscription = self._names.dead_letters.subscription_path
-        taken: dict[str, tuple[str, Any]] = {}
+        leased: dict[str, tuple[str, Any]] = {}
         empty_since = time.monotonic()
         while (left := empty_since + self._wait_seconds - time.monotonic()) > 0:
             answer = pull_messages(self._subscriber, subscription, _CHUNK, seconds=left)
             received = {each.message.message_id: (each.ack_id, each.message) for each in answer}
-            if received.keys() - taken.keys():
+            if received.keys() - leased.keys():
                 empty_since = time.monotonic()
             # If a message is held longer than its lease, it arrives again under a new
             # acknowledgement id. A message that arrives again does not restart the wait, because
             # the loop might never end.
-            taken.update(received)
-        return dict(taken.values())
+            leased.update(received)
+        return dict(leased.values())
 
-    def _give_back(self, ack_ids: list[str]) -> None:
+    def _release(self, ack_ids: list[str]) -> None:
         subscription = self._names.dead_letters.subscription_path
         _send_ack_ids(
             self._subscriber,
@@ -228,7 +229,7 @@ class PubsubSettings:
 
 
 @dataclass(frozen=True)
-class _InHand:
+class _LeasedMessage:
     """Message that has arrived and is not acknowledged yet."""
 
     ack_id: str
@@ -319,8 +320,8 @@ class PubsubSubscriber:
             settle_seconds=settings.settle_seconds, lease_seconds=settings.lease_seconds
         )
         self._lock = threading.Lock()
-        self._queue: deque[_InHand] = deque()
-        self._pulled: dict[str, _InHand] = {}
+        self._queue: deque[_LeasedMessage] = deque()
+        self._pulled: dict[str, _LeasedMessage] = {}
         """Pulled messages by acknowledgement id. The acknowledgement id is the token of a
         delivery."""
         self._pulling_client: Any = None
@@ -457,13 +458,13 @@ class PubsubSubscriber:
         subscription = self._names.subscription_path
         pause = _FIRST_PAUSE_SECONDS
         while not self._closing.is_set():
-            if not (room := self._room()):
+            if not (space := self._queue_space()):
                 self._closing.wait(_FULL_SECONDS)
                 continue
             self._requested_at = self._monotonic()
             try:
-                self._take_in(
-                    pull_messages(self._pulling_client, subscription, room, seconds=_PULL_SECONDS)
+                self._add_received(
+                    pull_messages(self._pulling_client, subscription, space, seconds=_PULL_SECONDS)
                 )
                 pause = _FIRST_PAUSE_SECONDS
             except (TemporaryError, PermanentError) as error:
@@ -471,7 +472,7 @@ class PubsubSubscriber:
                 self._closing.wait(pause)
                 pause = min(2 * pause, _MAX_PAUSE_SECONDS)
 
-    def _room(self) -> int:
+    def _queue_space(self) -> int:
         """Return the number of messages that the queue can still accept."""
         with self._lock:
             self._forget_expired()
@@ -480,14 +481,16 @@ class PubsubSubscriber:
                 0 if is_full else self._settings.max_messages - len(self._queue) - len(self._pulled)
             )
 
-    def _take_in(self, received: list[Any]) -> None:
+    def _add_received(self, received: list[Any]) -> None:
         leased_at = self._monotonic()
         self._set_lease([each.ack_id for each in received], round(self._settings.lease_seconds))
         with self._lock:
             self._note_success()
             for each in received:
                 self._queue.append(
-                    _InHand(each.ack_id, each.message, leased_at + self._settings.lease_seconds)
+                    _LeasedMessage(
+                        each.ack_id, each.message, leased_at + self._settings.lease_seconds
+                    )
                 )
                 self._watermark.arrived(_published(each.message), at=self._monotonic())
 

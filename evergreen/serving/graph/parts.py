@@ -70,7 +70,7 @@ class Parts:
             ContractError: the message exceeds protobuf's limit even without its tables.
         """
         (folder / GRAPH_FILE).unlink(missing_ok=True)
-        message = self._message(name, [_beside(*table) for table in self._table_offsets()])
+        message = self._message(name, [_external_table(*table) for table in self._table_offsets()])
         with whole_file(folder / DATA_FILE) as file:
             for _, value, offset in self._table_offsets():
                 file.write(bytes(offset - file.tell()))
@@ -117,7 +117,7 @@ def _value(tensor: Tensor) -> Any:
     )
 
 
-def _beside(name: str, value: NDArray[Any], offset: int) -> Any:
+def _external_table(name: str, value: NDArray[Any], offset: int) -> Any:
     """Return the message's entry for a table in `model.data`."""
     tensor = TensorProto(
         name=name,
