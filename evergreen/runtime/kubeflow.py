@@ -403,7 +403,7 @@ itself."""
 
 
 def describe_end(run: Any) -> str:
-    """Return how an ended run ended according to Kubeflow: state, failed tasks, message.
+    """Return the final state of a run in Kubeflow, with the failed tasks and the message.
 
     A run has no message if its first pod could not be created. A task is named `executor` only if
     it is the pod of a step.

@@ -155,9 +155,10 @@ def encode_dense(parts: Parts, workflow: FeatureWorkflow) -> str:
 
 
 def _bucket(parts: Parts, workflow: FeatureWorkflow, *, values: str, missing: str) -> None:
-    """Add `buckets` [n, bucketed columns], the number of boundaries that a clipped value reaches.
+    """Add the nodes that convert numbers to buckets, and return their output's name.
 
-    The bucket of a missing value is `MISSING_CATEGORY`. All columns get the same number of
+    The output `buckets` [n, bucketed columns] is the number of boundaries that the clipped value
+    reaches. The bucket of a missing value is `MISSING_CATEGORY`. All columns get the same number of
     boundaries. Additional boundaries are NaN, which no value reaches.
     """
     numeric, bucketed = workflow.features.numeric, workflow.features.bucketed
@@ -194,9 +195,10 @@ def _column_constant(parts: Parts, name: str, values: Sequence[float]) -> str:
 
 
 def encode_categorical(parts: Parts, workflow: FeatureWorkflow, tables: Sequence[Table]) -> str:
-    """Add `table_rows` [n, `Features.id_positions`], the row (slot offset + id) of each value.
+    """Add the nodes that convert categories to table rows, and return their output's name.
 
-    The rows of unused positions of lists are arbitrary, and `evergreen.serving.graph.export`
+    The output `table_rows` [n, `Features.id_positions`] is the slot's offset plus the id of each
+    value. The rows of unused positions of lists are arbitrary, and `evergreen.serving.graph.export`
     ignores them.
 
     Raises:

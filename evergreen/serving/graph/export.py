@@ -154,7 +154,9 @@ def _look_up(
     output: str,
     suffix: str = "",
 ) -> str:
-    """Add `output` [n, F, E], the vectors of one table. Each list is pooled to one vector.
+    """Add the nodes that look up the vectors of one table and pool lists.
+
+    The result `output` has the shape [n, F, E]. Each list is pooled to one vector.
 
     A list is pooled by multiplying its weights [n, 1, positions] by its vectors.
 
