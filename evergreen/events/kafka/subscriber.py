@@ -155,7 +155,7 @@ class KafkaSubscriber:
             self._commit_offsets()
 
     def dead_letter(self, bad: Sequence[tuple[str, str]]) -> None:
-        """See `event_log.Subscriber`. The call ends when the brokers have stored the dead letters."""
+        """See `event_log.Subscriber`. Returns when the brokers have stored the dead letters."""
         with self._lock:
             found = [(token, self._find(token), reason) for token, reason in bad]
             held = [
