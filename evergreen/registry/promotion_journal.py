@@ -182,8 +182,8 @@ def _parsed_lines(path: Path, _identity: tuple[int, int, int]) -> tuple[Line, ..
             type(entry.version) is not int or entry.action not in ACTIONS
         ):
             raise ContractError(
-                f"{path} line {number} has action {entry.action!r} and version {entry.version!r}, "
-                f"expected an action of {', '.join(ACTIONS)} and a number as version"
+                f"{path} line {number} is not a promotion: action {entry.action!r} and version "
+                f"{entry.version!r}, expected one of {', '.join(ACTIONS)}, and a number"
             )
     # Only the configuration in the last promotion is ever restored. Keeping the configurations of
     # older promotions would take most of the memory.

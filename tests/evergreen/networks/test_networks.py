@@ -192,7 +192,7 @@ def test_network_that_multiplies_vectors_refuses_other_widths_by_name(network):
         numeric=(), categorical=("user", "item"), lists=("last",), categorical_options=options
     )
     shop = Recommender(name="shop", features=features, settings={"model": {"kind": network}})
-    with raises(ContractError, "features.categorical.item.embed", 8, "expected 16", network):
+    with raises(ContractError, "features.categorical.item.embed", 8, "embedding_dim (16)", network):
         network_config(shop)
     same = {name: CategoricalOptions(embed=16) for name in features.categorical}
     assert (
