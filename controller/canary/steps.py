@@ -99,7 +99,7 @@ class CanarySettings:
 
     @property
     def staged_target(self) -> TargetSettings:
-        """Deployment target on which canaries grow as the rules say."""
+        """Deployment target with the stages in which a canary grows."""
         stages = CanaryStages(
             shares=self.policy.shares,
             drain_seconds=self.drain_seconds,
