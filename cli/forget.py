@@ -60,7 +60,7 @@ from evergreen.contracts.raw_rows import (
     list_lengths,
 )
 from evergreen.contracts.serving import ServedNames
-from evergreen.contracts.values import NoCategory, word_of
+from evergreen.contracts.values import NoCategory, text_of_value
 from evergreen.contracts.workflow import FeatureWorkflow
 from evergreen.registry.forgotten import keep_forgotten, removed_at
 from evergreen.registry.models import graph_folder, model_folder, read_serving_target, release_path
@@ -125,11 +125,11 @@ class User:
                 "users"
             )
         if (
-            not self._holds_words
+            not self._is_string
             and not re.fullmatch(r"[+-]?\d+", self.text, re.ASCII)
             or not self.text
         ):
-            kind = "a string" if self._holds_words else "an integer"
+            kind = "a string" if self._is_string else "an integer"
             raise ContractError(
                 f"user is {self.text!r}, expected {kind}, as column {self.column} holds"
             )
@@ -140,13 +140,13 @@ class User:
         return str(self.recommender.data.user)
 
     @property
-    def _holds_words(self) -> bool:
-        return self.column in self.recommender.features.words
+    def _is_string(self) -> bool:
+        return self.column in self.recommender.features.string_features
 
     @cached_property
     def category(self) -> int:
         """The user's category, which identifies the user in all packages after extraction."""
-        return category_of(self.text if self._holds_words else str(int(self.text)))
+        return category_of(self.text if self._is_string else str(int(self.text)))
 
     @property
     def lists(self) -> list[str]:
@@ -169,7 +169,7 @@ class User:
         Values are strings, numbers or categories, and are interpreted as extraction interprets
         them.
         """
-        found = categories(_plain(values), holds_words=self._holds_words)
+        found = categories(_plain(values), is_string=self._is_string)
         return pc.fill_null(pc.equal(found, self.category), False)
 
     def rows(self, batch: Any) -> Any:
@@ -226,7 +226,7 @@ class User:
     def _is_user(self, value: object) -> bool:
         """Return whether a value of a malformed row is the user."""
         try:
-            word = word_of(value, holds_words=self._holds_words)
+            word = text_of_value(value, is_string=self._is_string)
         except NoCategory:
             return str(value) == self.text
         return word is not None and category_of(word) == self.category

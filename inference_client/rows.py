@@ -20,7 +20,13 @@ from evergreen.config.features import (
 )
 from evergreen.config.reader import nearest
 from evergreen.contracts.raw_rows import FINITE, is_infinite, placed_lists
-from evergreen.contracts.values import EXACT_BELOW, EXACT_FLOATS, NoCategory, is_missing, word_of
+from evergreen.contracts.values import (
+    EXACT_BELOW,
+    EXACT_FLOATS,
+    NoCategory,
+    is_missing,
+    text_of_value,
+)
 from evergreen.runtime.errors import ContractError
 
 _A_NUMBER = f"{FINITE}, or None for missing"
@@ -133,15 +139,15 @@ def feature_rows(
     for i, name in enumerate(features.numeric):
         if name in named:
             dense[:, i] = numbers(name, named[name])
-    words = features.words
+    string_features = features.string_features
     for i, name in enumerate(features.categorical):
         if name in named:
-            categorical[:, i] = categories(name, named[name], holds_words=name in words)
+            categorical[:, i] = categories(name, named[name], is_string=name in string_features)
     for name, (start, stop, _) in zip(features.lists, features.positions.lists):
         if name in named:
             options = features.list_options_of(name)
             categorical[:, start:stop] = _elements(
-                name, named[name], options, holds_words=name in words
+                name, named[name], options, is_string=name in string_features
             )
     return FeatureRows(dense=dense, categorical=categorical)
 
@@ -171,7 +177,7 @@ def numbers(name: str, values: Any) -> NDArray[np.float32]:
 
 
 def categories(
-    name: str, values: Any, *, holds_words: bool = False, exact_below: int | None = None
+    name: str, values: Any, *, is_string: bool = False, exact_below: int | None = None
 ) -> NDArray[np.int64]:
     """Return the category ids [n] of a column's values. Missing values are -1.
 
@@ -180,7 +186,7 @@ def categories(
     Args:
         name: Name of the column, for errors.
         values: List or array.
-        holds_words: Whether the categories of the column are strings.
+        is_string: Whether the categories of the column are strings.
         exact_below: See `contracts.values.EXACT_BELOW`. None = derived from the type of `values`.
 
     Raises:
@@ -202,7 +208,7 @@ def categories(
                 else of_column
             )
             try:
-                word = word_of(plain_value, holds_words=holds_words, exact_below=limit)
+                word = text_of_value(plain_value, is_string=is_string, exact_below=limit)
             except NoCategory as error:
                 raise WrongValue(
                     column=name, row=row, value=plain_value, expected=error.expected
@@ -213,7 +219,7 @@ def categories(
 
 
 def _elements(
-    name: str, values: Any, options: ListOptions, *, holds_words: bool
+    name: str, values: Any, options: ListOptions, *, is_string: bool
 ) -> NDArray[np.int64]:
     """Return the first elements of a column's lists, [n, `options.max`], padded with -1."""
     lists = values.to_pylist() if _is_arrow(values) else values
@@ -232,7 +238,7 @@ def _elements(
         elements = categories(
             name,
             [each for value in taken for each in value],
-            holds_words=holds_words,
+            is_string=is_string,
             exact_below=EXACT_BELOW.get(_type_name(values)),
         )
     except WrongValue as error:

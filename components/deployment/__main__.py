@@ -93,7 +93,7 @@ def main(argv: list[str] | None = None) -> int:
     from evergreen.storage.uris import local_path
 
     store = local_path(arguments.store)
-    with runs.noted(store, arguments.run, STEP) as note:
+    with runs.step_note(store, arguments.run, STEP) as note:
         runs.forget_report(store, arguments.run, STEP)
         try:
             _deploy(arguments, note)
@@ -110,7 +110,7 @@ def _deploy(arguments: argparse.Namespace, note: runs.StepNote) -> None:
     from evergreen.contracts import requests as kinds
     from evergreen.contracts.checks import PASS
     from evergreen.contracts.manifests import Model, RawDataset, Verdict
-    from evergreen.registry.requests import ask, expect_done, final_answer, open_requests
+    from evergreen.registry.requests import expect_done, final_answer, open_requests, submit_request
     from evergreen.serving.canary_policy import FIRST_SHARE
     from evergreen.serving.prepare import prepare_request, remove_prepared
     from evergreen.storage.references import read_reference
@@ -169,7 +169,7 @@ def _deploy(arguments: argparse.Namespace, note: runs.StepNote) -> None:
     )
     logger.info("request %s is in the journal until %s", request.request, request.deadline)
     try:
-        result = ask(store, request, clock=_now, sleep=time.sleep, report=logger.info)
+        result = submit_request(store, request, clock=_now, sleep=time.sleep, report=logger.info)
     finally:
         # An unreadable journal must not hide the first error.
         with suppress(ContractError, TemporaryError):

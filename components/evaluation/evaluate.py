@@ -31,9 +31,9 @@ from components.evaluation.scoring import (
 )
 from evergreen.config.gate import GateSettings
 from evergreen.contracts import checks as contract
+from evergreen.contracts.category_texts import ShownValues, read_texts
 from evergreen.contracts.checks import FAIL
 from evergreen.contracts.manifests import CURRENT, Model, RawDataset, Release, TrainingSet, Verdict
-from evergreen.contracts.words import ShownValues, read_words
 from evergreen.contracts.workflow import FeatureWorkflow, vocabulary_changes
 from evergreen.registry.model_cards import SliceQuality
 from evergreen.registry.models import model_in, verified_part
@@ -180,8 +180,8 @@ def _new_ids(training_set: TrainingSet) -> list[NDArray[np.int64]]:
 
 def shown_values(raw: RawDataset) -> ShownValues:
     """Return the names of a run's categories, and the columns whose values are hidden."""
-    words = read_words(local_path(raw.words_uri)) if raw.words_uri else {}
-    return ShownValues(words=words, hidden=raw.recommender.columns_of_users)
+    texts = read_texts(local_path(raw.texts_uri)) if raw.texts_uri else {}
+    return ShownValues(texts=texts, hidden=raw.recommender.columns_of_users)
 
 
 def _expect_same_round(raw: RawDataset, training_set: TrainingSet, model: Model) -> None:

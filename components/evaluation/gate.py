@@ -34,9 +34,9 @@ from components.evaluation.scoring import NEW_ITEM, UNKNOWN_ITEM, ScoredHoldout
 from evergreen.config.features import MISSING_CATEGORY
 from evergreen.config.gate import GateSettings
 from evergreen.contracts import checks as contract
+from evergreen.contracts.category_texts import ShownValues
 from evergreen.contracts.checks import AT_MOST, FAIL, INCONCLUSIVE, PASS, WITHIN_FACTOR, Check
 from evergreen.contracts.manifests import AucLead, ModelQuality, RowsQuality
-from evergreen.contracts.words import ShownValues
 from evergreen.registry.model_cards import SliceQuality
 from evergreen.runtime.errors import run_again
 from evergreen.statistics.metrics import (

@@ -123,12 +123,12 @@ def _extract_window(arguments: argparse.Namespace, clock: Callable[[], float]) -
     from evergreen.config.extraction import ExtractionSettings
     from evergreen.contracts.raw_rows import CLOCK_AHEAD_SECONDS, microseconds
     from evergreen.registry.recommenders import accepted
-    from evergreen.registry.runs import noted
+    from evergreen.registry.runs import step_note
     from evergreen.rows.times import parse_time
     from evergreen.storage.uris import local_path
 
     store = local_path(arguments.store)
-    with noted(store, arguments.run, _STEP) as note:
+    with step_note(store, arguments.run, _STEP) as note:
         changes = parse_settings(arguments.settings)
         recommender = accepted(store, arguments.recommender).with_settings(changes)
         settings = recommender.section(_STEP, ExtractionSettings)

@@ -19,8 +19,8 @@ from components.extraction.copies import Copies
 from components.extraction.lake import LakeChunk, WindowPlan
 from components.extraction.reader import RowReader, SortedRows
 from evergreen.config.extraction import ExtractionSettings
+from evergreen.contracts.category_texts import TextCounts
 from evergreen.contracts.raw_rows import EVENT_TIME
-from evergreen.contracts.words import WordCounts
 from evergreen.rows.raw_schema import FILE_ROWS, MalformedRows, Named, PartFile, PartWriter
 from evergreen.rows.times import DAY_MICROS
 from evergreen.runtime import forked
@@ -136,7 +136,7 @@ def copy_rows(
         for task, copied in zip(tasks, workers.run_all(copy, tasks)):
             (late if task.is_late else window).merge(copied.rows)
             malformed.merge(copied.malformed)
-            reader.words.merge(copied.words)
+            reader.text_counts.merge(copied.text_counts)
         malformed.check()
     for day, num_changed in sorted(late.num_changed.items()):
         if num_changed:
@@ -179,7 +179,7 @@ class _CopiedTask(NamedTuple):
 
     rows: CopiedRows
     malformed: MalformedRows
-    words: WordCounts
+    text_counts: TextCounts
 
 
 def _divide(plan: WindowPlan) -> list[_CopyTask]:
@@ -208,4 +208,4 @@ def _copy_task(
             writer.write(rows.table)
             copied.merge(CopiedRows.of(rows))
     copied.parts = writer.parts
-    return _CopiedTask(copied, own, part.words)
+    return _CopiedTask(copied, own, part.text_counts)

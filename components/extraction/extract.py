@@ -15,7 +15,7 @@ The folder contains:
 - `replay/` and `replay_holdout/`: rows older than the window (see `components.extraction.replay`).
 - `malformed.jsonl`: malformed rows, if there are any.
 - `ahead.jsonl`: files with rows ahead of the clock, if there are any.
-- `words.json`: counts of string categories, if a column has them.
+- `texts.json`: counts of string categories, if a column has them.
 
 Unreadable files and files with unsuitable content are left out (see `evergreen.rows.unfit`). The
 first pass over the rows finds all files to leave out, and the next pass does not read them.
@@ -60,7 +60,7 @@ from evergreen.runtime.workers import workers_of
 logger = logging.getLogger(__name__)
 
 _MIN_ROWS = 10
-_AHEAD_FILE, _WORDS_FILE = "ahead.jsonl", "words.json"
+_AHEAD_FILE, _TEXTS_FILE = "ahead.jsonl", "texts.json"
 
 
 def extract(
@@ -162,7 +162,9 @@ def _extract_once(
         num_straddling = remove_straddling(
             aside, split, trained=[aside / TRAIN, aside / REPLAYED], window=window, workers=workers
         )
-        has_words = reader.words.write(aside / _WORDS_FILE, without=recommender.columns_of_users)
+        has_texts = reader.text_counts.write(
+            aside / _TEXTS_FILE, without=recommender.columns_of_users
+        )
         if plan.ahead_files:
             lines = (json.dumps(each._asdict()) + "\n" for each in plan.ahead_files)
             (aside / _AHEAD_FILE).write_text("".join(lines), encoding="utf-8")
@@ -179,7 +181,7 @@ def _extract_once(
         split=split,
         replay=replay,
         num_straddling=num_straddling,
-        has_words=has_words,
+        has_texts=has_texts,
         outcomes_digest=reader.clicks.digest(),
         quarantined_files=lake.quarantined_files(),
     )
@@ -194,7 +196,7 @@ class _Written(NamedTuple):
     split: RowSplit
     replay: DrawnReplay
     num_straddling: int
-    has_words: bool
+    has_texts: bool
     outcomes_digest: str | None
     quarantined_files: list[dict[str, Any]]
 
@@ -249,7 +251,7 @@ def _dataset(
         quarantined_files=written.quarantined_files,
         unread_files=plan.record.unread_up_to(last_trained),
         schema_mismatches=malformed.schema_mismatches,
-        words_uri=(folder / _WORDS_FILE).as_uri() if written.has_words else None,
+        texts_uri=(folder / _TEXTS_FILE).as_uri() if written.has_texts else None,
         recommender=recommender,
     )
 

@@ -127,7 +127,7 @@ def find_baselines(store: Path, *, parent: str, champion: str, features: Feature
         features.expect_continues(continued.recommender.features, parent=continued.model_id)
     release = registry.champion(store, champion)
     found = registry.stored_model(store, release.model_id, role="champion") if release else None
-    if found is not None and (lost := features.places_lost(found.recommender.features)):
+    if found is not None and (lost := features.missing_columns(found.recommender.features)):
         raise ContractError(
             f"columns {lost} of the champion {found.model_id} are none of this run's, so that it "
             "cannot be compared on the same rows; to compare without it, "

@@ -19,7 +19,7 @@ from evergreen.config.model import network_config
 from evergreen.config.training import TrainingSettings
 from evergreen.contracts.manifests import TrainingSet, ValidationReport
 from evergreen.networks import share_cores
-from evergreen.registry.runs import noted
+from evergreen.registry.runs import step_note
 from evergreen.runtime.durable import own_umask
 from evergreen.runtime.errors import ContractError, TemporaryError
 from evergreen.runtime.exit_codes import ExitCode, exits_with_code
@@ -114,7 +114,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The Kubernetes client takes 0.2 s to import.
         from components.training.train_job import TrainJobs, train_elsewhere
 
-        with stop_on_sigterm(), noted(store, flags.run, "training") as note:
+        with stop_on_sigterm(), step_note(store, flags.run, "training") as note:
             train_elsewhere(flags, note, TrainJobs.of_this_pod())
         return ExitCode.DONE
     if flags.processes < 1 or (flags.processes > 1 and flags.backend != "torchrec"):
@@ -141,15 +141,15 @@ def _guarded(arguments: Sequence[str], store: Path, run: str) -> int:
     try:
         return run_guarded(arguments)
     except TemporaryError:
-        with noted(store, run, "training"):
+        with step_note(store, run, "training"):
             raise
 
 
 def _train(flags: argparse.Namespace, store: Path, work: Path) -> int:
     """Train and publish the model in this process."""
-    # `stop_on_sigterm` is outside `noted`, because inside, `noted` would record SIGTERM as an end
-    # without a save.
-    with stop_on_sigterm() as stop, noted(store, flags.run, "training") as note:
+    # `stop_on_sigterm` is outside `step_note`, because inside, `step_note` would record SIGTERM as
+    # an end without a save.
+    with stop_on_sigterm() as stop, step_note(store, flags.run, "training") as note:
         import torch
 
         from components.training.step import TrainingRun, forget_checkpoint, train

@@ -94,7 +94,9 @@ def make_engine(
     require_backend(backend, config, features)
     num_slots = len(features.slots) if features else config.num_categorical
     if len(slot_sizes) != num_slots or min(slot_sizes, default=1) < 1:
-        raise ContractError(f"slot sizes are {slot_sizes}, expected {num_slots} of at least 1")
+        raise ContractError(
+            f"slot sizes are {slot_sizes}, expected {num_slots} sizes, each at least 1"
+        )
     positions = features.id_positions if features else None
     # The libraries take seconds to import, so they are imported after the arguments are checked.
     if backend == "pytorch":

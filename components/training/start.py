@@ -44,7 +44,7 @@ from evergreen.networks.files import (
     chunks,
     new_model,
     num_rows,
-    one_each,
+    one_id_per_slot,
     open_model,
     table_shapes,
     tables_of,
@@ -97,7 +97,7 @@ def write_initial(
             is None, a row looks up each slot once.
     """
     dense = _fresh_dense(config, seed)
-    tables = tables_of(positions or one_each(slot_sizes), config.widths)
+    tables = tables_of(positions or one_id_per_slot(slot_sizes), config.widths)
     shapes = table_shapes(list(zip(num_rows(tables, slot_sizes), config.table_widths)))
     shapes |= {name: each.shape for name, each in dense.items()}
     random = np.random.default_rng(seed)

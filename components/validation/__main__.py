@@ -20,7 +20,7 @@ from evergreen.config.validation import NOTIFY, UNLEARNABLE, ValidationSettings
 from evergreen.contracts.checks import FAIL, WARN, headline, metrics
 from evergreen.contracts.manifests import CURRENT, Model, RawDataset, ValidationReport
 from evergreen.registry import models as registry
-from evergreen.registry.runs import forget_report, keep_report, noted
+from evergreen.registry.runs import forget_report, keep_report, step_note
 from evergreen.runtime.durable import own_umask
 from evergreen.runtime.errors import run_again
 from evergreen.runtime.exit_codes import ExitCode, exits_with_code
@@ -77,7 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     warnings.simplefilter("ignore", FutureWarning)
     store = local_path(arguments.store)
-    with noted(store, arguments.run, _STEP) as note:
+    with step_note(store, arguments.run, _STEP) as note:
         forget_report(store, arguments.run, _STEP)
         report = _run_step(arguments, store)
         note.facts = {"decision": report.decision, **metric_values(report)}

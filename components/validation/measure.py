@@ -22,8 +22,8 @@ from components.validation.skew import Skew, measure_skew
 from components.validation.tfdv_statistics import TableStatistics, read_statistics
 from evergreen.config.features import Features
 from evergreen.config.validation import ValidationSettings
+from evergreen.contracts.category_texts import ShownValues
 from evergreen.contracts.manifests import Model
-from evergreen.contracts.words import ShownValues
 from evergreen.runtime.errors import ContractError
 from evergreen.statistics.column_profile import TableProfile
 from evergreen.statistics.comparison import ColumnDrift, compare_tables, compare_totals

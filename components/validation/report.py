@@ -30,8 +30,8 @@ from components.validation.measure import Measured
 from components.validation.schema_versions import compare_schemas
 from components.validation.tfdv_statistics import ColumnStatistics, checked_columns
 from evergreen.contracts import raw_rows
+from evergreen.contracts.category_texts import ShownValues
 from evergreen.contracts.manifests import ValidationReport
-from evergreen.contracts.words import ShownValues
 from evergreen.statistics.column_profile import (
     DENSE_EDGES,
     NUM_BUCKETS,

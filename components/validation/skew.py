@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from evergreen.config.features import MISSING_CATEGORY, Features, ListOptions
 from evergreen.config.validation import ValidationSettings
 from evergreen.contracts import raw_rows
-from evergreen.contracts.words import ShownValues
+from evergreen.contracts.category_texts import ShownValues
 from evergreen.rows.archived_rows import (
     archived_files,
     arrow_schema,
@@ -176,9 +176,9 @@ def measure_skew(
     if mine.num_rows:
         ends = pc.min_max(mine.column(raw_rows.EVENT_TIME)).as_py()
         span = EventSpan(ends["min"], ends["max"])
-        words = [name for name in compared if name in features.words]
+        string_columns = [name for name in compared if name in features.string_features]
         theirs = _sample_requests(
-            read_served(archive, span, schema, words=words, unread=unread), one_in
+            read_served(archive, span, schema, string_columns=string_columns, unread=unread), one_in
         )
     joined = _join_rows(mine, theirs) if mine.num_rows and theirs.num_rows else None
     num_joined = joined.training.num_rows if joined else 0
@@ -217,14 +217,14 @@ def read_served(
     schema: pa.Schema,
     *,
     unread: list[str],
-    words: Sequence[str] = (),
+    string_columns: Sequence[str] = (),
 ) -> Iterator[pa.RecordBatch]:
     """Yield batches of the archived rows in the span, oldest day first.
 
     A batch has the columns of `schema`.
 
-    A file is ignored if a column of `words` contains text, because such rows were ingested by
-    people and not served. A corrupt file is also ignored, and so is a file without one of the
+    A file is ignored if a column of `string_columns` contains text, because such rows were ingested
+    by people and not served. A corrupt file is also ignored, and so is a file without one of the
     columns or with a column of another type. The reason for an ignored file is added to `unread`.
     The comparison continues with the other files.
     """
@@ -232,7 +232,7 @@ def read_served(
         try:
             with archived.opened() as file:
                 texts = (pa.string(), pa.list_(pa.string()))
-                worded = [field.type for field in file.schema_arrow if field.name in words]
+                worded = [field.type for field in file.schema_arrow if field.name in string_columns]
                 if any(is_alike(found, text) for found in worded for text in texts):
                     continue
                 for batch in _read_columns(file, archived.uri, schema):

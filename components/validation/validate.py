@@ -26,9 +26,9 @@ from components.validation.report_page import draw_page
 from components.validation.schema_versions import format_schema, read_schema
 from components.validation.tfdv_statistics import TableStatistics, summarize_files
 from evergreen.config.validation import DOMAIN, ValidationSettings
+from evergreen.contracts.category_texts import ShownValues, read_texts
 from evergreen.contracts.checks import RuleCheck, decide, headline
 from evergreen.contracts.manifests import Model, RawDataset, ValidationReport
-from evergreen.contracts.words import ShownValues, read_words
 from evergreen.runtime.durable import whole_directory
 from evergreen.storage.objects import Objects
 from evergreen.storage.uris import local_path
@@ -73,8 +73,8 @@ class Inputs:
     @cached_property
     def shown(self) -> ShownValues:
         """Names of the categories in reports, and the columns that reports hide."""
-        words = read_words(local_path(self.raw.words_uri)) if self.raw.words_uri else {}
-        return ShownValues(words=words, hidden=self.raw.recommender.columns_of_users)
+        texts = read_texts(local_path(self.raw.texts_uri)) if self.raw.texts_uri else {}
+        return ShownValues(texts=texts, hidden=self.raw.recommender.columns_of_users)
 
 
 class Validated(NamedTuple):

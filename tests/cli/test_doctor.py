@@ -10,7 +10,7 @@ import pytest
 
 from cli import doctor
 from cli.doctor import RIGHT, UNKNOWN, WRONG, Installation, Kubectl, diagnose
-from evergreen.registry.runs import noted, store_name
+from evergreen.registry.runs import step_note, store_name
 from evergreen.runtime.errors import TemporaryError
 from evergreen.runtime.kubeflow import EXPERIMENT, KubeflowServer
 from pipelines import submit
@@ -249,7 +249,7 @@ def test_failed_run_without_note_is_reported_and_one_with_note_is_not(look, serv
     server.experiments.append({"experiment_id": "e1", "display_name": EXPERIMENT})
     for name in ("weekly", "drift"):
         server.end(server.add_run(name, "PENDING"), "FAILED", root_driver="FAILED")
-    with noted(store, store_name("drift", "", server.runs[1]["run_id"]), "extraction"):
+    with step_note(store, store_name("drift", "", server.runs[1]["run_id"]), "extraction"):
         pass
     (lost,) = [each for each in look(store=store) if each.state == WRONG]
     assert lost.text.startswith("weekly left nothing: ")

@@ -24,7 +24,7 @@ from evergreen.config.reader import parse_settings
 from evergreen.contracts.criteo import CRITEO_RECOMMENDER
 from evergreen.contracts.manifests import ModelQuality
 from evergreen.registry.models import keep_verdict
-from evergreen.registry.runs import RunOutcome, noted, store_name, write_outcome
+from evergreen.registry.runs import RunOutcome, step_note, store_name, write_outcome
 from evergreen.runtime.errors import ContractError
 from pipelines.package import with_locations
 from testing.paths import REPOSITORY
@@ -50,7 +50,7 @@ built = pytest.mark.skipif(
 def leave_run(store, run: str, auc: float) -> None:
     """Write the results of an evaluated run's steps."""
     model = keep_model(store, f"model-{run}")
-    with noted(store, run, "training") as note:
+    with step_note(store, run, "training") as note:
         note.facts["model"] = model.model_id
     quality = ModelQuality(auc=auc, log_loss=1 - auc)
     verdict = passing_verdict(model.model_id, store / "scores", num_rows=9, candidate=quality)

@@ -570,7 +570,7 @@ def rolled_back_at(deployment, monkeypatch, owner, name):
 def test_rollback_interrupts_the_copy_and_the_hashing_of_a_candidate(deployment, monkeypatch):
     deployment.release(1)
     request, written = requested(deployment, 2), []
-    back = rolled_back_at(deployment, monkeypatch, moves_module, "check_kept")
+    back = rolled_back_at(deployment, monkeypatch, moves_module, "check_stored_copy")
     real = FolderObjects.write
 
     def write(objects, name, *arguments, **more):

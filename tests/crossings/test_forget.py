@@ -52,11 +52,11 @@ from tests.support.workflows import workflow_of
 
 USER, OTHERS = "ann-9f3c", ("bob", "cy", "7")
 CATEGORY = category_of(USER)
-WORDS = CategoricalOptions(type="string")
+STRING = CategoricalOptions(type="string")
 FEATURES = Features(
     numeric=("price",),
     categorical=("item", "user"),
-    categorical_options={"item": WORDS, "user": WORDS},
+    categorical_options={"item": STRING, "user": STRING},
     lists=("friends",),
     list_options={"friends": ListOptions(max=2, table="user")},
 )

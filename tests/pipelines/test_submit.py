@@ -16,8 +16,8 @@ from components.run_outcome.component import run_outcome
 from evergreen.registry.runs import (
     RunOutcome,
     kubeflow_name,
-    noted,
     read_outcomes,
+    step_note,
     store_name,
     write_outcome,
 )
@@ -324,7 +324,7 @@ def test_servers_refusal_is_quoted(server, send, status, kind):
 
 def leave_end(store, run: str, state: str, step: str, reason: str) -> None:
     """Write the notes and the outcome that a run's steps and its exit handler write."""
-    with noted(store, run, step):
+    with step_note(store, run, step):
         pass
     ended_at = datetime.now(timezone.utc).isoformat()
     fields = {"state": state, "step": step, "reason": reason, "version": None, "ended_at": ended_at}
@@ -491,7 +491,7 @@ def test_two_runs_of_one_name_keep_their_files_apart(tmp_path, name):
 
 def test_listing_shows_which_run_left_out_files(tmp_path, capsys):
     for run, num in (("a", 0), ("b", 2)):
-        with noted(tmp_path, run, "extraction") as note:
+        with step_note(tmp_path, run, "extraction") as note:
             note.facts = {"quarantined_files": num}
     print_runs(tmp_path)
     warning = "left out 2 unreadable files, which its validation report names"

@@ -21,8 +21,8 @@ from components.validation.skew import ServedRowFacts, Skew, SkewEntry
 from components.validation.validate import make_report
 from evergreen.config.validation import ValidationSettings
 from evergreen.contracts import criteo
+from evergreen.contracts.category_texts import ShownValues
 from evergreen.contracts.manifests import RawDataset
-from evergreen.contracts.words import ShownValues
 from evergreen.statistics.profile_counter import ProfileCounter
 from tests.support.validation_statistics import statistics_of
 

@@ -49,7 +49,7 @@ from components.training.rows import Rows, open_rows
 from evergreen.config.features import FeaturePositions
 from evergreen.config.model import DcnConfig, NetworkConfig
 from evergreen.config.training import TrainingSettings
-from evergreen.networks.files import StoredModel, one_each, open_model
+from evergreen.networks.files import StoredModel, one_id_per_slot, open_model
 from evergreen.networks.scoring import load_scorer
 from evergreen.runtime.errors import ContractError, PermanentError, first_line
 
@@ -132,7 +132,7 @@ class HugectrEngine:
         self._config = config
         self._slot_sizes = list(slot_sizes)
         self._settings = settings
-        self._positions = positions or one_each(slot_sizes)
+        self._positions = positions or one_id_per_slot(slot_sizes)
         self._embeddings = embeddings_of(config, slot_sizes, self._positions)
         if self._num_nodes > 1:
             _require_messages(self._embeddings, num_gpus, self._num_gpus)

@@ -54,12 +54,12 @@ def dcn_layers(config: DcnConfig, embeddings: Sequence[Embedding]) -> list[Layer
 
     Without dropout, there are no Dropout layers, because HugeCTR accepts only rates above 0.
 
-    >>> from evergreen.networks.files import one_each
+    >>> from evergreen.networks.files import one_id_per_slot
     >>> from components.training.hugectr.embeddings import embeddings_of
     >>> config = DcnConfig(
     ...     num_dense=13, num_categorical=26, embedding_dim=1, num_cross_layers=2, tower=(8,)
     ... )
-    >>> for layer in dcn_layers(config, embeddings_of(config, [5] * 26, one_each([5] * 26))):
+    >>> for layer in dcn_layers(config, embeddings_of(config, [5] * 26, one_id_per_slot([5] * 26))):
     ...     print(*layer)
     Reshape ['embedding_0'] ['vectors_0'] {'leading_dim': 26}
     Concat ['vectors_0', 'dense'] ['x0'] {}

@@ -50,7 +50,7 @@ from evergreen.networks.files import (
     columns_of,
     new_model,
     num_rows,
-    one_each,
+    one_id_per_slot,
     open_model,
     table_shapes,
     tables_of,
@@ -98,7 +98,7 @@ class PytorchEngine:
         torch.backends.cuda.matmul.allow_tf32 = settings.precision == "tf32"
         self._network = build_network(config).to(self._device)
         self._dense = DensePart(self._network)
-        self._tables = tables_of(positions or one_each(slot_sizes), config.widths)
+        self._tables = tables_of(positions or one_id_per_slot(slot_sizes), config.widths)
         self._rows = [
             _zeros((count, 3, width), self._device)
             for count, width in zip(num_rows(self._tables, slot_sizes), config.table_widths)

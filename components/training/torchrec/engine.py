@@ -64,7 +64,7 @@ from evergreen.networks.files import (
     chunks,
     new_model,
     num_rows,
-    one_each,
+    one_id_per_slot,
     open_model,
     spans_of,
     table_shapes,
@@ -552,7 +552,7 @@ class TorchrecEngine:
             config=config,
             slot_sizes=tuple(slot_sizes),
             settings=settings,
-            positions=positions or one_each(slot_sizes),
+            positions=positions or one_id_per_slot(slot_sizes),
             sharding=tuple(sharding),
         )
         self._call("begin", shared)

@@ -12,8 +12,8 @@ from components.evaluation.report import calibration_bins, roc_curve
 from components.evaluation.scoring import NEW_ITEM, UNKNOWN_ITEM, ScoredHoldout
 from evergreen.config.data import ColumnNames
 from evergreen.config.features import MISSING_CATEGORY
+from evergreen.contracts.category_texts import ShownValues
 from evergreen.contracts.manifests import AucLead, Verdict
-from evergreen.contracts.words import ShownValues
 from evergreen.registry.model_cards import card_path
 from evergreen.runtime.exit_codes import ExitCode
 from evergreen.statistics.metrics import auc_difference, auc_estimate, user_quality
@@ -166,7 +166,7 @@ def test_row_belongs_to_slice_of_each_list_element_and_counts_once_in_it():
         categories=np.c_[made.categories[:, :1], places],
         columns=("item", "tags", "tags", "tags"),
     )
-    slices = cut_slices(made, is_first_round=True, shown=ShownValues(words={"tags": {5: "jazz"}}))
+    slices = cut_slices(made, is_first_round=True, shown=ShownValues(texts={"tags": {5: "jazz"}}))
     found = {name: kept.tolist() for name, kept in slices.items() if name.startswith("tags: ")}
     names = {"tags: 'jazz'": 5, "tags: 6": 6, "tags: 7": 7, "tags: 8": 8}
     assert found == {
@@ -206,7 +206,7 @@ def test_hours_are_those_of_day_and_column_of_one_value_is_not_cut():
 def test_first_round_has_no_slice_of_new_categories():
     names = cut_slices(scored(), is_first_round=True, shown=ShownValues())
     words = cut_slices(
-        scored(), is_first_round=True, shown=ShownValues(words={"item": {5: "missing"}})
+        scored(), is_first_round=True, shown=ShownValues(texts={"item": {5: "missing"}})
     )
     assert {"item: 'missing'", "item: missing"} <= set(words)
     np.testing.assert_array_equal(words["item: 'missing'"], names["item: 5"])

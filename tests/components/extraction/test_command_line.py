@@ -98,7 +98,7 @@ REFUSED = {
     **{
         reference: (
             {"parent": reference},
-            f"parent is {reference!r}, which names 2 models, expected one: models cannot",
+            f"parent is {reference!r}, which names 2 models, expected one, because models cannot",
         )
         for reference in ("m1,m2", "current, m2", "m1 m2")
     },

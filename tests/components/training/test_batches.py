@@ -12,7 +12,7 @@ from components.training import torch_parts
 from components.training.rows import Rows
 from components.training.torch_parts import TablePositions, assemble, lookups_of, made_ahead
 from evergreen.config.features import FeaturePositions, PooledPositions
-from evergreen.networks.files import one_each
+from evergreen.networks.files import one_id_per_slot
 from tests.support.errors import raises
 
 SIZES = np.array([4 + i % 7 for i in range(26)])
@@ -32,7 +32,7 @@ def rows():
 def test_keys_of_table_beyond_32_bits_do_not_collide(rows):
     offsets = OFFSETS + 2**40
     (found,) = assemble(
-        rows, np.arange(50), [TablePositions(slice(None), offsets, one_each(SIZES))]
+        rows, np.arange(50), [TablePositions(slice(None), offsets, one_id_per_slot(SIZES))]
     ).lookups
     np.testing.assert_array_equal(found.table_rows, np.unique((rows.ids + offsets).ravel()))
 

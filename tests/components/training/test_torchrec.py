@@ -19,7 +19,7 @@ import torch
 from components.training.torchrec import launch
 from evergreen.config.model import DcnConfig, config_from_document
 from evergreen.config.training import TrainingSettings
-from evergreen.networks.files import one_each, open_model
+from evergreen.networks.files import one_id_per_slot, open_model
 from evergreen.networks.scoring import load_scorer
 from evergreen.registry.runs import read_notes
 from evergreen.runtime.errors import PermanentError
@@ -224,7 +224,7 @@ def test_table_of_billion_rows_is_split_by_columns_without_using_memory():
         [1_000_000_000, 1_000],
         DcnConfig(num_dense=1, num_categorical=2, embedding_dim=16),
     )
-    tables = table_collection(sizes, one_each(sizes), config)
+    tables = table_collection(sizes, one_id_per_slot(sizes), config)
     topology = Topology(8, "cuda", hbm_cap=80 << 30, local_world_size=8)
     planner = planner_of(topology, tables, batch_size=4096, sharding=[TABLE_WISE, COLUMN_WISE])
     (planned,) = planner.plan(tables, [Sharder()]).plan.values()

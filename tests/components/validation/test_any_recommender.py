@@ -229,8 +229,8 @@ def test_people_are_shown_words_and_no_user(step, write, release_model, tmp_path
         list_options={"friends": ListOptions(table="user")},
     )
     words = [f"item {i}" for i in range(20)]
-    (tmp_path / "words.json").write_text(json.dumps({"item": words}))
-    facts = {"data": ColumnNames(user="user"), "words_uri": (tmp_path / "words.json").as_uri()}
+    (tmp_path / "texts.json").write_text(json.dumps({"item": words}))
+    facts = {"data": ColumnNames(user="user"), "texts_uri": (tmp_path / "texts.json").as_uri()}
     items, users, moved = (
         np.array([category_of(word) for word in words]),
         np.arange(20) + 77_100_200,

@@ -12,7 +12,7 @@ from components.validation.checks import apply_rules, observe_click_rate
 from components.validation.measure import KeptWindows, measure_drift, measure_label_shift
 from evergreen.config.validation import ValidationSettings
 from evergreen.contracts import criteo, raw_rows
-from evergreen.contracts.words import ShownValues
+from evergreen.contracts.category_texts import ShownValues
 from evergreen.statistics.profile_counter import ProfileCounter
 
 SETTINGS = ValidationSettings()

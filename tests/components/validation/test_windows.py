@@ -93,8 +93,8 @@ def test_cells_are_pandas(rows, window_of):
                 check_index_type=False,
             )
             places = table.assign(place=table["cell"] * table["rows"]).groupby("key")["place"].sum()
-            assert column.place_squares == (places**2).sum()
-            assert column.place_products == (places * present[places.index]).sum()
+            assert column.bucket_squares == (places**2).sum()
+            assert column.bucket_products == (places * present[places.index]).sum()
         else:
             found_sums = find_sums(expected.index.to_numpy(np.int64), column.values, column.sums)
             np.testing.assert_array_equal(found_sums, expected.to_numpy())
