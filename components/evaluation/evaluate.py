@@ -187,11 +187,13 @@ def shown_values(raw: RawDataset) -> ShownValues:
 def _expect_same_round(raw: RawDataset, training_set: TrainingSet, model: Model) -> None:
     if training_set.raw_digest != raw.digest:
         raise ContractError(
-            f"training set is of raw data {training_set.raw_digest}, expected {raw.digest}"
+            f"training set has raw rows with digest {training_set.raw_digest}, expected digest "
+            f"{raw.digest}"
         )
     if model.raw_digest != raw.digest:
         raise ContractError(
-            f"model {model.model_id} is of raw data {model.raw_digest}, expected {raw.digest}"
+            f"model {model.model_id} was trained on raw rows with digest {model.raw_digest}, "
+            f"expected digest {raw.digest}"
         )
     if model.slot_sizes != training_set.slot_sizes:
         raise ContractError(
@@ -213,10 +215,9 @@ def _expect_same_champion(raw: RawDataset, champion: Release | None) -> None:
     found = champion.model_id if champion else None
     if found != raw.champion_model_id:
         raise Refused(
-            f"champion is {found or 'none'}, expected {raw.champion_model_id or 'none'} as when "
-            "the rows were "
-            "extracted, because another one may have been trained on the held-out rows; run the "
-            "pipeline again"
+            f"champion is {found or 'none'}, expected {raw.champion_model_id or 'none'}: the "
+            "champion changed after extraction, so it may have been trained on the held-out "
+            "rows; run the pipeline again"
         )
 
 

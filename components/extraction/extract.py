@@ -321,17 +321,17 @@ def _expect_rows(
         models = " or ".join(model.model_id for model in baselines.models)
         advice = _window_end_needed(lake, reader, newest, attribution=attribution)
         raise ContractError(
-            f"window {window} holds {num_newer} rows newer than {to_iso(newest)}, up to which "
-            f"{models} was trained, expected at least {_MIN_ROWS}: rows that one of the compared "
-            f"models was trained on cannot be in the holdout; {advice}"
+            f"window {window} has {num_newer} rows after {to_iso(newest)}, the time of the "
+            f"newest training row of {models}, expected at least {_MIN_ROWS} rows for the "
+            f"holdout; {advice}"
         )
     return num_trained
 
 
 def _window_end_needed(lake: Lake, reader: RowReader, newest: int, *, attribution: int) -> str:
-    """Return a phrase for messages: which end of the window would leave enough rows.
+    """Return advice for a message: the earliest `window_end` with enough new rows.
 
-    Only rows after the time `newest` are counted.
+    A row is new if its time is after `newest`.
     """
     times: list[int] = []
     chunks = lake.plan(TimeSpan(newest + 1, None)).chunks

@@ -72,9 +72,10 @@ def split_rows(
     num_older = rows_until(parts, time - 1) or rows_until(parts, time)
     if num_older == num_rows:
         raise ContractError(
-            f"window {window} holds {num_rows} rows of one time, expected older and newer ones: "
-            "name the column of their times by data.event_time and ingest them again into an "
-            "empty lake; without one `evergreen data ingest` spreads them over days"
+            f"all {num_rows} rows of window {window} have the same time, expected older and "
+            "newer rows. Set data.event_time to the column with the times, and ingest the "
+            "rows again into an empty lake. Without data.event_time, `evergreen data ingest` "
+            "spreads the rows over days"
         )
     last_trained = _time_at(parts, num_older - 1)
     split_newest(parts, num_rows - num_older, older=folder / TRAIN, newest=folder / HOLDOUT)
@@ -185,10 +186,11 @@ def remove_straddling(
             num_removed += _remove_requests(path, shared)
     if num_removed == split.num_newer:
         raise ContractError(
-            f"window {window} has {num_removed} holdout rows whose requests have older rows, too, "
-            "expected a request whose rows are all new: if data.request_id names a session, a "
-            "user or a day, remove it from the recommender's file, accept that, and ingest the "
-            "rows again into an empty lake"
+            f"window {window} has {num_removed} holdout rows, and all of their requests also "
+            "have older rows, expected at least one request without older rows. If "
+            "data.request_id names a session, a user or a day, remove it from the "
+            "recommender's file, accept the changed file, and ingest the rows again into an "
+            "empty lake"
         )
     return num_removed
 

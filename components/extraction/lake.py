@@ -293,9 +293,9 @@ class Lake:
 
         Args:
             window: The window. Rows of the window that are ahead of the clock are not read.
-            max_unfit_fraction: Maximum share of unfit files, in [0, 1]. The maximum applies to the
-                files with rows of the window or late rows, and separately to the files of late
-                clicks. Files that an earlier run of the lineage left out are in neither share.
+            max_unfit_fraction: Maximum share of unfit files, in [0, 1]. The share among files of
+                rows and the share among files of late clicks are checked separately. Files that an
+                earlier run of the lineage left out are in neither share.
 
         Raises:
             UnfitFiles: files are corrupt.
@@ -369,8 +369,9 @@ class Lake:
         split = partial(split_into_chunks, day, chunk_rows=self.chunk_rows)
         trained_files = tuple(paths[file] for file in files.files if file not in late_files)
         late_chunks = [
-            # Rows without a time, or of another day, are reported once. If the day is part of the
-            # window, the first chunk of the window's rows reports these rows.
+            # Rows without a time, or of another day, must be reported only once. If the window has
+            # rows of the day, they are reported with the window's first chunk of the day, and not
+            # with a late chunk.
             chunk._replace(
                 reports_strays=chunk.reports_strays and span.is_empty, trained_files=trained_files
             )

@@ -12,10 +12,11 @@ In the cache, `objects/<generation>/<name>` is complete and never changes. A nam
 `.part` is an unfinished download, which the next run continues. Only one run at a time uses the
 cache, and it locks the file `lock`. Objects that the run did not need are deleted.
 
-A day consists of its newest complete version and the files that were added to version 0 later. A
-back-fill replaces only those files of the day's folder that its marker names. Files that the
-uploader appends later contain new rows and are read too. `cli.backfill` writes versions. The caller
-of `replace_file` decides which rows a file loses.
+Version 0 of a day consists of the files that the uploader writes to the day's folder. A back-fill
+(`cli.backfill`) writes a new version of the day to a folder of its own. The marker of this version
+lists the files of version 0 that the version replaces. A run reads the files of the newest complete
+version. The run also reads the files that the uploader added to version 0 after the back-fill,
+because they contain new rows. The caller of `replace_file` decides which rows a file loses.
 """
 
 import fcntl
@@ -85,7 +86,7 @@ class VersionMarker:
     files: list[FileMark]
     """Files of the version."""
     replaces: list[FileMark]
-    """Files of version 0 that existed when this version was written. Readers skip these files."""
+    """Files of version 0 that existed before the back-fill. Readers skip these files."""
     num_rows: int
     created_at: str
     reason: str
@@ -128,7 +129,7 @@ class DayFiles:
     """Files to read. The files of the version come first, and then the files that were added to
     version 0 later, each sorted by name."""
     own: list[ObjectInfo]
-    """All files of version 0, including those that the version replaces."""
+    """All files of version 0, including files that a back-fill replaced."""
     sha256: dict[str, str] = field(default_factory=dict)
     """SHA-256 of each file of the version, by name."""
     incomplete: list[int] = field(default_factory=list)
@@ -136,12 +137,15 @@ class DayFiles:
 
     @property
     def corrected(self) -> list[ObjectInfo]:
-        """Files to read that a back-fill wrote."""
+        """Files of the back-filled version."""
         return [each for each in self.files if each.name in self.sha256]
 
     @property
     def appended(self) -> list[ObjectInfo]:
-        """Files to read that the uploader added to version 0 later."""
+        """Files of version 0 to read.
+
+        After a back-fill, only files that were added later are read.
+        """
         return [each for each in self.files if each.name not in self.sha256]
 
 
@@ -228,10 +232,10 @@ def _files_in_place(
     if wrong:
         more = f" and {len(wrong) - _NUM_NAMED} more" if len(wrong) > _NUM_NAMED else ""
         raise ContractError(
-            f"lake {name} holds {len(wrong)} files where no rows are read: "
-            f"{', '.join(wrong[:_NUM_NAMED])}{more}; expected regular files "
-            "day=YYYY-MM-DD/*.parquet and outcomes/day=YYYY-MM-DD/*.parquet; move them there or "
-            "away, or pass them over: --set "
+            f"lake {name} has {len(wrong)} unexpected files: "
+            f"{', '.join(wrong[:_NUM_NAMED])}{more}; expected only regular files "
+            "day=YYYY-MM-DD/*.parquet and outcomes/day=YYYY-MM-DD/*.parquet. Move the "
+            "unexpected files, or ignore them: --set "
             f"'extraction.ignore=[{json.dumps(_folder_pattern(wrong[0]))}]'"
         )
     return found
@@ -333,11 +337,11 @@ def base_name(file: ObjectInfo) -> str:
 def replace_file(objects: Objects, file: ObjectInfo, content: Path, *, num_gone: int) -> None:
     """Replace a Parquet file of a lake by `content`, which has `num_gone` rows fewer.
 
-    Readers see either the old or the new file. A file of a complete version gets another name, and
-    one write of the version's marker switches to the new name. If the marker does not name the
-    file, the file is removed, because nobody reads it. Any other file keeps its name, so that later
-    runs recognize it as seen. Before the file is replaced, its new size is added to the markers of
-    the versions that replace the file.
+    Readers see either the old or the new file. `content` replaces a file of a complete version
+    under a new name. Readers use the new file as soon as the version's marker contains the new
+    name. If the marker does not contain the file, the file is deleted, because it is never read. A
+    file of version 0 keeps its name, so that later runs recognize it as seen. Before such a file is
+    replaced, its new size is added to the markers of the versions that replace the file.
 
     Raises:
         Changed: another writer came first.

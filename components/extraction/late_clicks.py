@@ -2,10 +2,10 @@
 
 Late clicks (`evergreen.contracts.raw_rows.OUTCOME_TYPES`) are joined to the rows when the rows are
 read. A lake has late clicks in `outcomes/day=*/`. A late click sets the label of its row to 1 if
-the click happened within the attribution window, which the file states. The time at which the click
-was reported does not matter. Labels therefore mean the same as in the monitor. The label does not
-change for a click after the window, for other events, for outcomes of other rows, or for
-repetitions.
+the click happened within the attribution window. The file of late clicks states the length of this
+window. The time at which the click was reported does not matter. Labels therefore mean the same as
+in the monitor. The label does not change for a click after the window, for other events, for
+outcomes of other rows, or for repetitions.
 """
 
 import hashlib

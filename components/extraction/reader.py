@@ -132,9 +132,9 @@ class RowReader:
     def _without_trained(
         self, table: Any, chunk: LakeChunk, malformed: MalformedRows
     ) -> tuple[Any, Copies]:
-        """Leave out the rows that the chunk's `trained_files` also contain as valid rows.
+        """Leave out rows of which the chunk's `trained_files` contain a valid copy.
 
-        These files are read one batch at a time.
+        The trained files are read one batch at a time.
         """
         trained = chunk._replace(files=list(chunk.trained_files), reports_strays=False)
         requests = table.column(REQUEST_ID).combine_chunks()

@@ -40,8 +40,8 @@ logger = logging.getLogger(__name__)
 REPLAYED, HELD_OUT = "replay", "replay_holdout"
 _MALFORMED_FILE = "replay_malformed_rows.jsonl"
 _HELD_OUT_SHARE = 1 / 8
-"""Share of the old requests that are held out. The days before the window have the rows of several
-windows, so an eighth of the old rows suffices for a holdout as large as the window's own."""
+"""Share of the old requests that are held out. The old rows come from several windows. Therefore an
+eighth of the old rows is about as large as the holdout of one window."""
 _MAX_HELD_OUT_ROWS = 100_000
 """Maximum number of held-out rows. With 3 % clicks, this number gives an AUC with a standard error
 of 0.005, and a paired difference with a smaller standard error. Sixteen rows are read for each

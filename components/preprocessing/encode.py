@@ -181,9 +181,9 @@ def compare(features: FeatureWorkflow, partition: Partition, path: Path) -> None
             difference = float(np.maximum(difference, relative.max()))
     if wrong_ids or not difference <= _TOLERANCE:
         raise PermanentError(
-            f"{path.parent.name}/{path.name} and the feature workflow differ over {rows.num_rows} "
-            f"rows in {wrong_ids} ids, expected none, and by {difference} in dense values, "
-            f"expected at most {_TOLERANCE}"
+            f"{path.parent.name}/{path.name} differs from the feature workflow in the first "
+            f"{rows.num_rows} rows: {wrong_ids} ids differ, expected 0, and dense values "
+            f"differ by {difference}, expected at most {_TOLERANCE}"
         )
 
 

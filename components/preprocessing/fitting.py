@@ -35,7 +35,7 @@ def statistics_of_all(
     Each worker has only a few statistics in memory at a time.
 
     Args:
-        shares: Partitions of each task, at least one task.
+        shares: Partitions for each task. There must be at least one task.
         unscaled: Result of `engines.EncodingEngine.unscaler` for the numeric columns to fit. None
             if there are no numeric columns to fit.
         workers: Processes that share the tasks.

@@ -133,7 +133,7 @@ class Emptied(ops.Operator):  # type: ignore[misc]
     """
 
     def __init__(self, names: tuple[str, ...]) -> None:
-        """Store the names of the columns to make missing.
+        """Store the names of the columns whose values become missing.
 
         Other columns of the selection are unchanged.
         """
@@ -333,8 +333,8 @@ def _without_tombstones(vocabulary: NDArray[np.int64]) -> NDArray[np.int64]:
     """Replace each tombstone of the vocabulary by a different negative value.
 
     A tombstone still needs a value, because an id is a position in the vocabulary. Negative values
-    do not occur in raw rows. The negative values must be different, because NVTabular looks up ids
-    by a merge. If a negative value passed the checks of raw rows, equal values would duplicate its
-    row.
+    do not occur in raw rows. The values must be different, because NVTabular joins the rows with
+    the vocabulary. If a vocabulary contained a value twice, the join would duplicate a row with
+    this value.
     """
     return np.where(vocabulary == TOMBSTONE, TOMBSTONE - np.arange(len(vocabulary)), vocabulary)

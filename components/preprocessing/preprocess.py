@@ -61,8 +61,8 @@ this size too, so processes get similar numbers of rows."""
 
 _TRAIN, _HOLDOUT, _WORKFLOW = "train", "holdout", "workflow"
 _REPLAY, _REPLAY_HOLDOUT = "replay", "replay_holdout"
-"""Parts of the dataset with rehearsed old rows. Old rows are encoded with this run's workflow, but
-the workflow is not fitted on these rows."""
+"""Parts of the dataset with old rows for rehearsal. Old rows are encoded with this run's workflow,
+but the workflow is not fitted on these rows."""
 _SCRATCH = ".scratch"
 """Temporary folder. At first, the folder contains counts of parts of the rows. Afterwards, the
 folder contains files of the engine."""

@@ -1,11 +1,11 @@
 """Update the vocabulary of one column from run to run.
 
 A category is admitted when its count, summed over the runs, reaches the frequency threshold. A
-category without a row for a given time is evicted. Ids never move: an evicted category leaves a
-tombstone. A later run reuses the ids of tombstones before it appends new ids. The result depends
-only on the parent's column and the counts of this run, so a retry has the same result.
-`window_statistics` counts the rows. The module `parent` defines the file from which the next run
-continues.
+category is evicted if no row has contained it for a configured time. Ids never move: an evicted
+category leaves a tombstone. A later run reuses the ids of tombstones before it appends new ids. The
+result depends only on the parent's column and the counts of this run, so a retry has the same
+result. `window_statistics` counts the rows. The module `parent` defines the file from which the
+next run continues.
 """
 
 from dataclasses import dataclass

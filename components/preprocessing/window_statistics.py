@@ -80,7 +80,7 @@ def statistics_of(
 
 
 def merged(found: list[Statistics]) -> Statistics:
-    """Merge statistics of disjoint rows, at least one."""
+    """Merge the statistics of disjoint sets of rows. `found` must not be empty."""
     counts = {name: _merged_counts([each[name] for each, _ in found]) for name in found[0][0]}
     return counts, {
         name: _merged_moments([each[name] for _, each in found]) for name in found[0][1]

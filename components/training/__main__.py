@@ -147,8 +147,8 @@ def _guarded(arguments: Sequence[str], store: Path, run: str) -> int:
 
 def _train(flags: argparse.Namespace, store: Path, work: Path) -> int:
     """Train and publish the model in this process."""
-    # `stop_on_sigterm` is outside `noted`, because inside, `noted` would record SIGTERM as an end
-    # without a save.
+    # `stop_on_sigterm` must enclose `noted`. In the other order, `noted` would record SIGTERM as an
+    # end without a save.
     with stop_on_sigterm() as stop, noted(store, flags.run, "training") as note:
         import torch
 

@@ -34,11 +34,11 @@ def newest_bias_shift(
 ) -> float:
     """Return the shift of the bias that fits the newest rows.
 
-    The parts are all rows, the newest third and the newest tenth. The result is the `bias_shift` of
-    the largest part that fits. A part fits if, after its shift, the expected clicks of the newest
-    tenth differ from the clicks by at most three standard errors (binomial). Therefore, if the
-    click rate changed within the window, the correction does not undo what the model has learned of
-    the change.
+    The shift is computed from three sets of rows in turn: all rows, the newest third, and the
+    newest tenth. The first shift that fits the newest tenth is returned, or else the last shift. A
+    shift fits if the shifted predictions give about the right number of clicks in the newest tenth.
+    The difference must be at most three standard errors (binomial). If the click rate changed
+    within the window, a shift computed from all rows could undo what the model was trained on last.
 
     Args:
         labels: 0 or 1 in order of time, [n].

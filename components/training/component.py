@@ -35,8 +35,8 @@ def training(
             More than one only for torchrec.
         train_job: Spec of the TrainJob that runs the step's workers, as JSON. Empty to train in
             this step's own container.
-        training_set: Manifest of the encoded rows. It names the report with the statistics and the
-            schema to store with the model.
+        training_set: Manifest of the encoded rows. The manifest names the validation report. The
+            report's statistics and schema are stored with the model.
         model: Manifest of the trained model.
     """
     from components.training.__main__ import main

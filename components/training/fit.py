@@ -7,8 +7,9 @@ run trains on its rows in time order, because the click behaviour can change wit
 An incremental run tries several constant learning rates, each from the parent's weights. A low rate
 preserves what the parent has learned, and a high rate follows a change. The last tenth of the rows
 is scored before these rows are used for training (progressive validation: Blum, Kalai and Langford
-1999). The scores of the last tenth choose the rate, so no rows have to be held out. If a later rate
-scores worse, the trial of this rate ends early. `benchmarks.quality` has the measurements.
+1999). The rate with the best score on the last tenth is used, so no rows have to be held out. If a
+later rate scores worse, the trial of this rate ends early. `benchmarks.quality` has the
+measurements.
 
 Rows may have sample weights. The weights are used in every step, in the choice of the rate and in
 the correction of the bias, but in no AUC. The engine restores the model's weights from folders and
@@ -344,8 +345,8 @@ class _Fit:
             add_to_bias(folder, shift + served_shift)
 
         self._folder.keep_weights(FINAL, save)
-        # The last position describes the weights on disk. If the final weights are moved away, a
-        # later call needs this position to write them again.
+        # `_on_disk` describes the weights that are saved on disk. After `step` has moved the final
+        # weights to the registry, a later call uses `_on_disk` to write them again.
         self._commit(
             replace(self._on_disk, final_step=self._engine.num_steps, served_shift=served_shift)
         )

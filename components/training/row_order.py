@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 _RUN_ROWS = 1 << 10
-"""Number of adjacent rows that move together in a long pass."""
+"""Number of adjacent rows that are shuffled as one block in a long pass."""
 _MOST_RUNS = 1 << 10
 """Maximum number of row groups that are shuffled together in a long pass. The groups together have
 a million rows, and the order of these rows takes 8 MB."""
@@ -118,8 +118,8 @@ class PassOrder:
 
     def _to_rows(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         part = self._part
-        # Number of replay rows before each position, and up to and including each position. Every
-        # interval of the pass has its share of replay rows.
+        # Number of replay rows before each position, and up to and including each position. The
+        # replay rows are spread evenly over the pass.
         before, until = ((positions + end) * part.num_replayed // len(self) for end in (0, 1))
         rows = positions - before
         if part.num_replayed:

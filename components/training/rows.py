@@ -49,7 +49,8 @@ class Rows:
     weights: NDArray[np.float32] | None = None
     """Sample weights, finite and at least 0, [n]. None if all rows count equally."""
     group_starts: NDArray[np.int64] | None = None
-    """Number of each row group's first row among all rows. None if the rows are a selection."""
+    """Index of the first row of each row group, among all rows. None if the rows are a
+    selection."""
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -141,7 +142,7 @@ def open_rows(
 def _map_nameless_files(
     folder: Path, num_rows: int, *, alike: RowFolder, written: Sequence[slice]
 ) -> Rows:
-    """Return zeroed arrays for `num_rows` rows, each mapped from a nameless file.
+    """Return zeroed arrays for `num_rows` rows, each in a memory-mapped temporary file.
 
     The arrays have the same columns as the rows in `alike`. Disk space is allocated for the rows
     `written` by this process, and for all labels and weights. The allocation reports a full disk as

@@ -165,8 +165,8 @@ def continue_from(
             )
     except ContractError as error:
         raise ContractError(
-            f"workflow {training_set.workflow_uri} does not continue that of the parent "
-            f"{parent.model_id}: {error}"
+            f"workflow {training_set.workflow_uri} does not continue the workflow of the "
+            f"parent {parent.model_id}: {error}"
         ) from error
     added = sum(training_set.slot_sizes) - sum(parent.slot_sizes)
     logger.info("continuing %s: step %d, %d new ids", parent.model_id, stored.step, added)
@@ -200,9 +200,9 @@ def grow(
     the reserved ids, and the dense parameters. The score of a row with only these ids does not
     change.
 
-    An id that has a new category starts with the out-of-vocabulary row of its slot, because the
-    category was scored with this row until now. The moments of an id with a new category are zero,
-    because the new category has no history. The row and the moments of a tombstone are zero.
+    A new category starts with the vector of its slot's out-of-vocabulary id, because the parent
+    scored the category with this vector. The moments of a new category are zero, because it has no
+    history. The row and the moments of a tombstone are zero.
 
     Columns are matched by name. New columns do not change the logits, except for rounding, because
     their dense parameters and moments are zero. New columns have the vectors of a fresh model, or

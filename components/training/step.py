@@ -79,7 +79,8 @@ def publish(
         logger.info("model %s is already in the registry", model_id)
         return Model.read(final / Model.MANIFEST)
     with whole_directory(final, replace=True) as parts:
-        # Move the weights last, so that they stay in the fit's folder if another part is absent.
+        # Move the weights last. If another part is absent, the weights then stay in their source
+        # folder.
         _copy_parts(parts, workflow_path, report)
         _move(weights, parts / Model.WEIGHTS)
         sha256 = {name: sha256_tree(parts / name) for name in Model.PARTS if name != Model.WEIGHTS}

@@ -51,7 +51,7 @@ class Lookups(NamedTuple):
     taken: Tensor
     """Index in `table_rows` of each look-up, int32 [L], ordered by vector."""
     order: Tensor
-    """Number of the vector that each look-up belongs to, int32 [L], ordered by table row."""
+    """Index of each look-up's vector, int32 [L], ordered by table row."""
     starts: Tensor
     """Position in `order` at which the look-ups of each table row start, int32 [U]."""
     bags: Tensor | None = None
@@ -80,7 +80,7 @@ class TablePositions:
 
         Args:
             columns: Id columns of the table.
-            offsets: For each place, the table row of id 0 (padding) in the place's slot, [P].
+            offsets: Table row of id 0 (padding) for each position, [P]. Each slot has its own id 0.
             positions: Categorical positions of the columns.
             device: Device of the batches.
         """
@@ -148,7 +148,7 @@ def assemble(
     Args:
         rows: All rows.
         numbers: Row numbers of the batch. At least one of these rows has a weight above 0.
-        tables: Positions of each table, on the same device.
+        tables: Layout of each table, stored on `device`.
         device: Device of the batch.
     """
     # ndarray.take copies whole rows. For 2048 rows, ndarray.take needs 0.07 ms, and indexing needs

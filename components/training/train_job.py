@@ -189,7 +189,7 @@ def train_elsewhere(
     sleep: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
-    """Train as the TrainJob in `flags.train_job`.
+    """Train in the TrainJob that `flags.train_job` describes.
 
     The step copies the workers' model manifest and the facts of their note.
 

@@ -82,8 +82,8 @@ class Observation:
     """Limit for the value."""
     bound: str = AT_MOST
     """How the value is compared with the limit, such as `at most`."""
-    at_most: str | None = None
-    """Action that replaces the action of the rule, such as `info` if nobody has to act."""
+    action: str | None = None
+    """Action to use instead of the rule's own action. `info` means that nobody has to act."""
     num_quarantined: int = 0
 
 
@@ -125,7 +125,7 @@ def apply_rules(observed: Iterable[Observation], rules: ValidationSettings) -> l
         )
         for each in observed
         if rules.action_of(each.rule) != OFF
-        for action in [each.at_most or rules.action_of(each.rule)]
+        for action in [each.action or rules.action_of(each.rule)]
     ]
 
 
@@ -183,9 +183,9 @@ def _observe_files(measured: Measured, rules: ValidationSettings) -> Observation
                 f"{len(files)} files of the lake were left out{again}, because their rows cannot "
                 f"be read; the first: {first['file']} ({rows}): {first['reason']}"
             )
-            at_most = INFO if known else None
+            action = INFO if known else None
             yield Observation(
-                rule="files_quarantined", column=DATASET, detail=detail, at_most=at_most
+                rule="files_quarantined", column=DATASET, detail=detail, action=at_most
             )
 
 
@@ -194,7 +194,7 @@ def _observe_domain(measured: Measured, rules: ValidationSettings) -> Observatio
     rows, num_gone = measured.rows, measured.rows.dataset.num_quarantined
     if rows.num_outside is None:
         detail = f"rule {DOMAIN} found nothing to compare with: there is no schema yet"
-        yield Observation(rule=DOMAIN, column=DATASET, detail=detail, at_most=INFO)
+        yield Observation(rule=DOMAIN, column=DATASET, detail=detail, action=INFO)
         return
     if not rows.num_outside:
         return
@@ -240,8 +240,8 @@ def _observe_anomalies(measured: Measured, rules: ValidationSettings) -> Observa
                 columns.get(name), wanted[name].presence.min_fraction
             )
             detail += " In so few rows that may be chance." if is_chance else ""
-            at_most = INFO if is_chance else None
-            yield Observation(rule=rule, column=name, detail=detail.rstrip("."), at_most=at_most)
+            action = INFO if is_chance else None
+            yield Observation(rule=rule, column=name, detail=detail.rstrip("."), action=action)
 
 
 def _may_be_chance(column: ColumnStatistics | None, min_fraction: float) -> bool:
@@ -296,7 +296,7 @@ def _empty_column(
     """
     rule, detail = "column_empty", f"{name} has no value in any of {rows} rows"
     if before is None or not before.num_values:
-        return Observation(rule=rule, column=name, detail=f"{detail}, as before", at_most=INFO)
+        return Observation(rule=rule, column=name, detail=f"{detail}, as before", action=INFO)
     expected = before.num_values * rows / before.num_rows
     detail += (
         f", had values in {before.num_values} of {before.num_rows} rows before: {expected:.0f} "
@@ -305,7 +305,7 @@ def _empty_column(
     required = {f.name for f in schema.feature if f.presence.min_count or f.presence.min_fraction}
     if name not in required:
         detail += "; the schema calls it optional"
-        return Observation(rule=rule, column=name, detail=detail, at_most=INFO)
+        return Observation(rule=rule, column=name, detail=detail, action=INFO)
     rule = rule if expected >= _CERTAIN_ROWS else "column_empty_by_chance"
     return Observation(rule=rule, column=name, detail=detail)
 
@@ -366,7 +366,7 @@ def observe_drift(drift: list[ColumnDrift], rules: ValidationSettings) -> Observ
                 high=entry.effect_high,
                 limit=entry.threshold,
                 bound=BELOW,
-                at_most=None if entry.drifted else INFO,
+                action=None if entry.drifted else INFO,
             )
         if new is not None and new > rules.new_value_share:
             detail = (
@@ -423,14 +423,14 @@ def observe_skew(skew: Skew | None, rules: ValidationSettings) -> Observations:
             f"first: {unread[0]}"
         )
         # Every run of these days finds the same files, so every run would send a notification.
-        at_most = WARN if rules.action_of("files_quarantined") == NOTIFY else None
-        yield Observation(rule="files_quarantined", column=DATASET, detail=detail, at_most=at_most)
+        action = WARN if rules.action_of("files_quarantined") == NOTIFY else None
+        yield Observation(rule="files_quarantined", column=DATASET, detail=detail, action=action)
     if not skew.entries:
         detail = (
             f"only {skew.facts.num_joined} training rows were found in {skew.facts.served_uri}: "
             "nothing was compared"
         )
-        yield Observation(rule="skew", column=DATASET, detail=detail, at_most=INFO)
+        yield Observation(rule="skew", column=DATASET, detail=detail, action=INFO)
     for entry in sorted(skew.entries, key=lambda entry: -entry.effect):
         if entry.drifted:
             yield Observation(

@@ -2,8 +2,8 @@
 
 The rows are compared with all windows of the champion's lineage, merged into one
 (`evergreen.statistics.comparison`). If the champion was already trained on a change, the change is
-not reported. A champion counts as trained on a change under two conditions: its newest window is
-large enough to show the change, and these rows do not differ from that window.
+not reported. Two conditions must hold for this exception. The champion's newest window is large
+enough to show the change, and the run's rows do not differ from that window.
 
 A model's folder contains the profiles of two windows (`manifests.Model.WINDOWS`): the newest
 window, and all older windows merged into one. Each profile has at most 2 MB.

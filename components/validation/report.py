@@ -9,11 +9,16 @@ Keys:
 - `quarantine`: `num_rows`, `uri` (null without quarantined rows);
 - `schema`: `uri`, and `differences`, a unified diff of each feature between the schema in force and
   a schema that these rows would fit;
-- `columns`: for each checked column, in column order: `column`, `kind` (`label`, `number` or
-  `category`), `num_values`, `missing`, `missing_before` (shares of rows), `distinct` (about;
-  categories), `least`, `most`, `median`, `mean`, `std` (numbers), and `bars`. A bar has a `label`,
-  and the shares `now` and `before` of the rows with a value. Columns that identify a user have no
-  bars.
+- `columns`: one object for each checked column, in column order.
+
+Keys of an object in `columns`:
+
+- `column`, `kind` (`label`, `number` or `category`), `num_values`;
+- `missing`, `missing_before`: shares of the rows without a value;
+- `distinct`: approximate number of categories;
+- `least`, `most`, `median`, `mean`, `std`: statistics of numbers;
+- `bars`: the column's histogram. A bar has a `label`, and the shares `now` and `before` of the rows
+  with a value. Columns that identify a user have no bars.
 
 A number that does not exist is null.
 """

@@ -3,12 +3,12 @@
 The first run infers the schema. For a feature that is added later, the first run with the feature
 infers its rules. Categories are strings (see `tfdv_statistics`) without a list of allowed values,
 because new categories appear daily. Lists of categories may have any length. The label is required
-in every training row, is 0 or 1, and is not served. The share of rows with a value may be smaller
-than in the first run only by sampling error. A feature without any value in the first run is
-optional. Numeric columns must stay below `range_factor` times the first run's extremes, and must
-not contain NaN or infinity. If at least `_SIGNED_ROWS` rows of the first run had values and none
-was negative, negative values are not allowed. Drift thresholds are settings of the step. Later runs
-use a schema file that changes only when people accept a new version (`schema_versions`).
+in every training row, is 0 or 1, and is not served. The share of rows with a value must not be
+smaller than in the first run, except for sampling error. A feature without any value in the first
+run is optional. Numeric columns must stay below `range_factor` times the first run's extremes, and
+must not contain NaN or infinity. If at least `_SIGNED_ROWS` rows of the first run had values and
+none was negative, negative values are not allowed. Drift thresholds are settings of the step. Later
+runs use a schema file that changes only when people accept a new version (`schema_versions`).
 """
 
 from collections.abc import Container
@@ -164,8 +164,8 @@ def _set_presence(feature: Any, observed: ColumnStatistics, *, optional: bool) -
     if optional:
         feature.presence.min_count = 0
     elif present:
-        # Use at most `_SMALLEST_ROWS` rows, so that the share of a small later window is rarely
-        # below the limit by chance.
+        # Compute the limit as if there were at most `_SMALLEST_ROWS` rows. A small later window is
+        # then rarely below the limit by chance.
         lowest, _ = possible_shares(present / rows, min(rows, _SMALLEST_ROWS))
         feature.presence.min_fraction = lowest
 
@@ -211,7 +211,7 @@ def propose_schema(schema: Any, statistics: TableStatistics, raw: RawDataset) ->
     Returns None if the rows satisfy `schema`. Only changes of features are proposed: wider bounds,
     more values of a domain, fewer values present, or a new column. The label's rules and all other
     rules do not change, because rows that break these rules are wrong. New columns come from `raw`,
-    which lists columns of the lake without a feature in the schema.
+    which lists the columns of the lake that the schema lacks.
     """
     if not statistics.num_rows:
         return None

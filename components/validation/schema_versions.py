@@ -251,7 +251,10 @@ def _check_changed(base: Path | None, schema: Any, change: Sequence[str]) -> lis
             f"{flags}"
         )
     if wrong := sorted(set(change) - set(changed)):
-        raise ContractError(f"--change names {', '.join(wrong)}, which the schema does not change")
+        raise ContractError(
+            f"--change is {', '.join(wrong)}, expected only features that the schema changes: "
+            f"{', '.join(changed) or 'none'}"
+        )
     return changed
 
 

@@ -1,10 +1,10 @@
 """Train/serve skew: differences between training rows and the rows that were served.
 
 The training rows are compared with archived rows that were served in the same span of time. Rows
-with the same key (request_id, row) are compared value by value. Therefore a difference is certain,
-and no estimate from distributions. Values are equal if they have the same bits, except for the sign
-of zero. Two missing values count as equal. If fewer than `_MIN_JOINED` rows join, nothing is
-compared. Labels are never compared, because served rows have no labels yet.
+with the same key (request_id, row) are compared value by value. A difference is therefore an exact
+result, not an estimate from two distributions. Values are equal if they have the same bits, except
+for the sign of zero. Two missing values count as equal. If fewer than `_MIN_JOINED` rows join,
+nothing is compared. Labels are never compared, because served rows have no labels yet.
 
 With more than `_SAMPLED_ROWS` training rows, only some requests are compared, chosen by a hash of
 the request id. Memory use is therefore independent of the window's length.
@@ -202,7 +202,7 @@ def measure_skew(
     return Skew(facts=facts, entries=tuple(entries))
 
 
-# -- reading both sides
+# -- reading the training rows and the served rows
 
 
 def _read_training(files: Sequence[Path], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
@@ -223,10 +223,10 @@ def read_served(
 
     A batch has the columns of `schema`.
 
-    A file is ignored if a column of `words` contains text, because such rows were ingested by
-    people and not served. A corrupt file is also ignored, and so is a file without one of the
-    columns or with a column of another type. The reason for an ignored file is added to `unread`.
-    The comparison continues with the other files.
+    Rows with text in a column of `words` were not served, but ingested by people. A file with such
+    rows is ignored. A corrupt file is also ignored, and so is a file without one of the columns or
+    with a column of another type. The reason for an ignored file is added to `unread`. The
+    comparison continues with the other files.
     """
     for archived in archived_files(archive, days=span.days()):
         try:

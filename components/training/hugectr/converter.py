@@ -134,7 +134,10 @@ def graph_document(config: DcnConfig, embeddings: Sequence[Embedding]) -> dict[s
 
 
 def _layer_document(layer: Layer) -> dict[str, Any]:
-    """Return a dense layer. A single tensor is a name, and several tensors are a list."""
+    """Return the JSON entry of a dense layer.
+
+    One tensor is written as its name, and several tensors are written as a list of names.
+    """
     given, details = layer.arguments, dict[str, Any]()
     match layer.type:
         case "Reshape":

@@ -118,8 +118,8 @@ def import_model(
 
     Raises:
         ContractError: a file is absent or has another size, or a key is missing or unknown. The
-            error is also raised if a row without a key has optimizer state, because the moments are
-            then in other rows than expected.
+            error is also raised if a row without a key has optimizer state, because HugeCTR then
+            uses an unexpected order of rows.
         PermanentError: the disk has no room for the model.
     """
     _require_dense_sizes(folder, config)

@@ -83,9 +83,9 @@ def run_guarded(arguments: Sequence[str]) -> int:
         raise Preempted("SIGTERM arrived while no fit was running")
     if code == _WATCHDOG_CODE:
         raise TemporaryError(
-            "a call of HugeCTR did not return within solver.call_minutes (traceback above), and "
-            "the step was ended; the last lines of HugeCTR's log name the reason; the same command "
-            "continues from the last save"
+            "a call of HugeCTR took longer than solver.call_minutes, so the step was ended "
+            "(traceback above). The last lines of HugeCTR's log name the reason. The same "
+            "command continues from the last save"
         )
     if code < 0:
         raise TemporaryError(

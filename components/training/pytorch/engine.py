@@ -6,16 +6,24 @@ a few thousand rows. On a CPU, equal input gives equal bits. A separate thread g
 batch during the current step, and its look-ups are computed on the device. `fit` decides which rows
 are used, in which order and how often.
 
-Both optimizers are Adam as HugeCTR computes it. t is the number of steps taken, and g is the
-gradient of the mean loss. The moments are m = b1 m + (1 - b1) g and v = b2 v + (1 - b2) g^2. The
-step is w -= lr sqrt(1 - b2^t) / (1 - b1^t) * m / (sqrt(v) + eps). torch's Adam divides sqrt(v) by
-sqrt(1 - b2^t) before it adds its epsilon. torch's Adam gives the same result if its epsilon in step
-t is eps / sqrt(1 - b2^t). Table rows that a batch does not touch keep their weights and moments, as
-with HugeCTR's `Update_t.Local` and torch.optim.SparseAdam.
+Both optimizers are Adam as HugeCTR computes it. For step t and the gradient g of the mean loss, the
+update is:
 
-The suffixes of tensor shapes are the suffixes of `evergreen.networks.network`, and P, L and U. P is
-the number of positions of a table (`evergreen.networks.files.Table`). L is the number of look-ups
-of a batch in the table. U is the number of distinct rows among the look-ups.
+    m = b1 m + (1 - b1) g
+
+    v = b2 v + (1 - b2) g^2
+
+    w = w - lr sqrt(1 - b2^t) / (1 - b1^t) * m / (sqrt(v) + eps)
+
+HugeCTR adds epsilon before it corrects the bias of v, and torch's Adam adds epsilon afterwards.
+torch's Adam gives the same result with an epsilon of eps / sqrt(1 - b2^t) in step t. Table rows
+that a batch does not touch keep their weights and moments, as with HugeCTR's `Update_t.Local` and
+torch.optim.SparseAdam.
+
+Tensor names end in letters for their dimensions, as in `evergreen.networks.network`. This module
+also uses P, L and U. P is the number of positions of a table (`evergreen.networks.files.Table`). L
+is the number of look-ups of a batch in the table. U is the number of distinct rows among the
+look-ups.
 """
 
 import logging

@@ -106,7 +106,7 @@ class Steps:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Part:
-    """The B rows of a batch that one worker uses."""
+    """One worker's share of a batch, B rows."""
 
     labels: Tensor
     weights: Tensor

@@ -1,4 +1,4 @@
-"""Shard the tables with TorchRec and train them with the Adam of all engines.
+"""Shard the tables with TorchRec, and train them with the same Adam as the other engines.
 
 A slot's vectors are one table in TorchRec. Each vector of a row is a feature of TorchRec. A feature
 is one look-up, or a list whose weighted sum is the pooled vector. TorchRec's planner assigns
@@ -51,7 +51,8 @@ def table_collection(
 ) -> EmbeddingBagCollection:
     """Return the tables without allocating memory, one table for each slot.
 
-    The feature names of a table are the positions of its vectors in a row.
+    A table has one feature for each of its vectors in a row. The feature is named by the position
+    of the vector.
     """
     slots = [positions.slots[start] for start, _, _ in spans_of(positions)]
     widths = dict(zip(slots, config.widths or [config.embedding_dim] * len(slots)))

@@ -231,11 +231,11 @@ def damage_pages_of_encoded_file(made):
         (swap_two_encoded_files, "labels of raw and encoded holdout differ in"),
         (
             lambda m: m.change("training_set", raw_digest="other"),
-            "training set is of raw data other, expected digest",
+            "training set has raw rows with digest other, expected digest digest",
         ),
         (
             lambda m: m.change("model", raw_digest="other"),
-            "model candidate is of raw data other, expected digest",
+            "model candidate was trained on raw rows with digest other, expected digest digest",
         ),
         (lambda m: m.change("model", slot_sizes=[9] * 4), "has 36 ids"),
         (truncate_weights, r"weights with .* has sha256 .* as in the manifest of model candidate"),

@@ -70,7 +70,7 @@ def test_window_without_unseen_rows_is_refused_with_one_that_would_do(
     assert run_main(flags, **asked) == 2
     message = capsys.readouterr().err
     assert (
-        "holds 6 rows newer than 2026-03-02T12:00:00+00:00, up to which m1 was trained, "
+        "has 6 rows after 2026-03-02T12:00:00+00:00, the time of the newest training row of m1, "
         "expected at least 10" in message
     )
     (would_do,) = re.findall(r"a window_end of (\S+) or later would do", message)
@@ -123,7 +123,7 @@ REFUSED = {
     "negative late days": ({"late_days": "-1"}, "late_days is -1, expected 0"),
     "nothing mature": (
         {"attribution_hours": "99", "window_start": "2026-03-01"},
-        "holds no mature row",
+        "has no mature row",
     ),
     "no hours": (
         {"attribution_hours": "nan"},

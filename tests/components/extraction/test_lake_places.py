@@ -53,7 +53,7 @@ def test_file_without_place_is_named_and_refused_unless_passed_over(lake, name, 
     with pytest.raises(ContractError) as caught:
         opened(lake)
     assert (
-        f"holds 1 files where no rows are read: {name}; expected regular files "
+        f"has 1 unexpected files: {name}; expected only regular files "
         "day=YYYY-MM-DD/*.parquet" in str(caught.value)
     )
     assert f"""--set 'extraction.ignore=["{pattern}"]'""" in str(caught.value), (
@@ -117,7 +117,7 @@ def test_run_passes_over_what_its_settings_name(flags, run_main, tmp_path, capsy
     (tmp_path / "my lake" / "notes").mkdir()
     (tmp_path / "my lake" / "notes" / "readme.md").touch()
     assert run_main(flags) == 2
-    assert "holds 1 files where no rows are read: notes/readme.md" in capsys.readouterr().err
+    assert "has 1 unexpected files: notes/readme.md" in capsys.readouterr().err
     assert run_main(flags, settings="'extraction.ignore=[\"notes/*\"]'") == 0
 
 
