@@ -92,7 +92,7 @@ def compare(store: Path, a: Model, b: Model) -> Comparison:
             "held-out row of "
             f"{later.model_id} is newer, so no row is new to both"
         )
-    slices = cut_slices(scored, is_first_round=None, shown=shown_values(raw))
+    slices = cut_slices(scored, is_first_run=None, shown=shown_values(raw))
     decided = check_holdout(scored, slices, raw.recommender.section("gate", GateSettings))
     calibration_a, calibration_b = (
         calibration_bins(scored.labels, scores, weights=scored.weights)

@@ -195,8 +195,8 @@ def _report_release(
     assert result.version is not None
     done = read_release(store, result.version)
     done.write(arguments.output)
-    place = read_serving_target(store)
-    serves = SERVES[rollout] if place is not None and place.triton_urls else "is published"
+    target = read_serving_target(store)
+    serves = SERVES[rollout] if target is not None and target.triton_urls else "is published"
     served = (promotion_journal.current(store), promotion_journal.canary_at_work(store))
     if done.version not in {each.version for each in served if each is not None}:
         serves = "served for this run before and serves no longer"

@@ -82,7 +82,7 @@ def evaluate(
         ContractError: The inputs do not belong together, or an input is corrupt.
         Refused: The champion changed since extraction.
     """
-    _expect_same_round(raw, training_set, model)
+    _expect_same_run(raw, training_set, model)
     _expect_same_champion(raw, champion)
     score = partial(
         score_holdout,
@@ -95,7 +95,7 @@ def evaluate(
     )
     scored, old = _score_both(raw, training_set, score)
     slices = cut_slices(
-        scored, is_first_round=training_set.parent_model_uri is None, shown=shown_values(raw)
+        scored, is_first_run=training_set.parent_model_uri is None, shown=shown_values(raw)
     )
     decided = check_holdout(scored, slices, settings)
     for check in decided.checks:
@@ -113,7 +113,7 @@ def evaluate(
         candidate=quality.candidate,
         champion=quality.champion,
         difference=quality.difference,
-        scores_uri=_keep_scores(final, scored).as_uri(),
+        scores_uri=_store_scores(final, scored).as_uri(),
         old_distribution=measure_rows(old) if old else None,
         reordering_gain=reordering_gain(read_shown(local_path(raw.holdout_uri), scored)),
         champion_reference=champion_reference,
@@ -184,7 +184,7 @@ def shown_values(raw: RawDataset) -> ShownValues:
     return ShownValues(words=words, hidden=raw.recommender.columns_of_users)
 
 
-def _expect_same_round(raw: RawDataset, training_set: TrainingSet, model: Model) -> None:
+def _expect_same_run(raw: RawDataset, training_set: TrainingSet, model: Model) -> None:
     if training_set.raw_digest != raw.digest:
         raise ContractError(
             f"training set has raw rows with digest {training_set.raw_digest}, expected digest "
@@ -221,7 +221,7 @@ def _expect_same_champion(raw: RawDataset, champion: Release | None) -> None:
         )
 
 
-def _keep_scores(final: Path, scored: ScoredHoldout) -> Path:
+def _store_scores(final: Path, scored: ScoredHoldout) -> Path:
     arrays: dict[str, Any] = {"candidate": scored.candidate}
     if scored.champion is not None:
         arrays["champion"] = scored.champion

@@ -197,7 +197,7 @@ def _explored_pairs(rows: ShownRows) -> _ExploredPairs:
     is_first = np.append(True, rows.lists[1:] != rows.lists[:-1])[: len(rows.lists)]
     of_row, starts = np.cumsum(is_first) - 1, np.flatnonzero(is_first)
     sizes = np.bincount(of_row)
-    out_of_place = np.bincount(
+    out_of_order = np.bincount(
         of_row, rows.positions != np.arange(len(of_row)) - starts[of_row] + 1
     )
     upper = np.flatnonzero(~is_first[1:])
@@ -216,6 +216,6 @@ def _explored_pairs(rows: ShownRows) -> _ExploredPairs:
     by_the_rule = (
         (num_swapped <= 1) & (num_low == 2 * num_swapped) & (share > 0) & (share < MAX_SHARE)
     )
-    used = (by_the_rule & (out_of_place == 0))[of_row[upper]]
+    used = (by_the_rule & (out_of_order == 0))[of_row[upper]]
     upper, is_swapped = upper[used], is_swapped[used]
     return _ExploredPairs(upper, of_row[upper], share[of_row[upper]], is_swapped)

@@ -386,20 +386,20 @@ def holm(p_values: Mapping[str, float], alpha: float) -> list[str]:
 
 
 def cut_slices(
-    scored: ScoredHoldout, *, is_first_round: bool | None, shown: ShownValues
+    scored: ScoredHoldout, *, is_first_run: bool | None, shown: ShownValues
 ) -> dict[str, NDArray[np.bool_]]:
     """Return a mask [n] of the rows in each slice, by name of the slice.
 
     Args:
         scored: The rows.
-        is_first_round: Whether the model has no parent. In a model without a parent, every category
+        is_first_run: Whether the model has no parent. In a model without a parent, every category
             is new, so there is no slice of new categories. None means that the new categories are
             unknown.
         shown: Names of the categories. Columns whose values are hidden are not sliced.
     """
     slices = {"all rows": np.ones(len(scored.labels), dtype=bool)}
-    if is_first_round is not None:
-        slices |= dict(_by_newness(scored, is_first_round))
+    if is_first_run is not None:
+        slices |= dict(_by_newness(scored, is_first_run))
     hours = (scored.event_seconds // _HOUR_SECONDS % 24).astype(np.int64)
     slices |= {f"hour: {hour:02}": hours == hour for hour in np.unique(hours)}
     for position in range(1, min(scored.positions.max(initial=0), _MAX_POSITION) + 1):
@@ -465,19 +465,19 @@ def measure_rows(scored: ScoredHoldout, estimates: Estimates | None = None) -> R
 
 
 def _by_newness(
-    scored: ScoredHoldout, is_first_round: bool
+    scored: ScoredHoldout, is_first_run: bool
 ) -> Iterator[tuple[str, NDArray[np.bool_]]]:
     new, unknown = scored.has_new_category, scored.has_unknown_category
-    if not is_first_round:
-        yield "categories: one or more got an id in this round", new
+    if not is_first_run:
+        yield "categories: one or more got an id in this run", new
     yield "categories: one or more have no id of their own", unknown
-    if is_first_round:
+    if is_first_run:
         yield "categories: all known", ~unknown
     else:
         yield "categories: all known before", ~(new | unknown)
     if scored.item_newness is not None:
-        if not is_first_round:
-            yield "item: got its id in this round", scored.item_newness == NEW_ITEM
+        if not is_first_run:
+            yield "item: got its id in this run", scored.item_newness == NEW_ITEM
         yield "item: has no id of its own", scored.item_newness == UNKNOWN_ITEM
 
 

@@ -151,9 +151,9 @@ def candidate_scorer(model: Model) -> ScoreEncoded:
 
     def score(batch: EncodedBatch) -> NDArray[np.float32]:
         ids = batch.ids
-        for place, one in served.items():
+        for position, one in served.items():
             ids = ids.copy()
-            ids[:, place] = one
+            ids[:, position] = one
         scores: NDArray[np.float32] = scorer.probabilities(batch.dense, ids)
         return scores
 

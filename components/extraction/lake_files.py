@@ -60,7 +60,7 @@ _NUM_NAMED = 5
 """Number of unexpected files that an error names."""
 
 
-class FileMark(NamedTuple):
+class FileEntry(NamedTuple):
     """Entry for a file in a marker."""
 
     name: str
@@ -71,7 +71,7 @@ class FileMark(NamedTuple):
     """SHA-256 of the content. Empty for a file that was replaced."""
 
     @classmethod
-    def of(cls, path: Path) -> "FileMark":
+    def of(cls, path: Path) -> "FileEntry":
         """Return the entry for an existing file."""
         return cls(path.name, path.stat().st_size, sha256_file(path))
 
@@ -83,9 +83,9 @@ class VersionMarker:
     day: str
     """YYYY-MM-DD."""
     version: int
-    files: list[FileMark]
+    files: list[FileEntry]
     """Files of the version."""
-    replaces: list[FileMark]
+    replaces: list[FileEntry]
     """Files of version 0 that existed before the back-fill. Readers skip these files."""
     num_rows: int
     created_at: str
@@ -110,7 +110,7 @@ class VersionMarker:
                     f"{uri} is of a later format, expected format_version {_MARKER_VERSION}"
                 )
             files, replaces = (
-                [FileMark(*each) for each in document.pop(name)] for name in ("files", "replaces")
+                [FileEntry(*each) for each in document.pop(name)] for name in ("files", "replaces")
             )
             return cls(**document, files=files, replaces=replaces)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -183,16 +183,16 @@ def is_own_file(name: str) -> bool:
     return "/" not in name and name.endswith(".parquet") and is_visible(name)
 
 
-def _has_place(name: str) -> bool:
+def _is_allowed(name: str) -> bool:
     """Return whether a lake may contain a file with this relative name.
 
     Hidden files are allowed anywhere.
 
-    >>> _has_place("day=2026-03-01/a.parquet"), _has_place("outcomes/day=2026-03-01/a.parquet")
+    >>> _is_allowed("day=2026-03-01/a.parquet"), _is_allowed("outcomes/day=2026-03-01/a.parquet")
     (True, True)
-    >>> _has_place("dt=2026-03-01/a.parquet"), _has_place("day=2026-03-01/a.csv")
+    >>> _is_allowed("dt=2026-03-01/a.parquet"), _is_allowed("day=2026-03-01/a.csv")
     (False, False)
-    >>> _has_place("_notes/a.txt")
+    >>> _is_allowed("_notes/a.txt")
     True
     """
     *folders, file = name.split("/")
@@ -208,7 +208,7 @@ def _has_place(name: str) -> bool:
     return is_partition and file.endswith(".parquet")
 
 
-def _files_in_place(
+def _allowed_files(
     objects: Objects, listed: Iterable[ObjectInfo], ignore: Sequence[str], *, name: str
 ) -> list[ObjectInfo]:
     """Leave out files that match `ignore`, and check that all others are allowed in a lake.
@@ -227,7 +227,7 @@ def _files_in_place(
     ]
     local = {each.name: objects.local(each.name) for each in found}
     wrong = [
-        n for n, path in local.items() if not _has_place(n) or not (path is None or path.is_file())
+        n for n, path in local.items() if not _is_allowed(n) or not (path is None or path.is_file())
     ]
     if wrong:
         more = f" and {len(wrong) - _NUM_NAMED} more" if len(wrong) > _NUM_NAMED else ""
@@ -249,7 +249,7 @@ def _folder_pattern(name: str) -> str:
     folder, _, file = name.rpartition("/")
     return (
         f"{folder}/*"
-        if folder and not _has_place(f"{folder}/a.parquet")
+        if folder and not _is_allowed(f"{folder}/a.parquet")
         else f"{folder}/{file}".lstrip("/")
     )
 
@@ -315,17 +315,17 @@ def files_of_day(objects: Objects, day: date, names: Mapping[str, ObjectInfo]) -
         stored.content if stored else b"", f"{objects.uri}/{location}/{VERSION_COMPLETE}"
     )
     files: list[ObjectInfo] = []
-    for mark in marker.files:
-        found = names.get(f"{folder}/{mark.name}")
-        if found is None or found.size != mark.size:
+    for entry in marker.files:
+        found = names.get(f"{folder}/{entry.name}")
+        if found is None or found.size != entry.size:
             raise ContractError(
-                f"{objects.uri}/{location}/{mark.name} is absent or changed, expected {mark.size} "
-                f"bytes as its {VERSION_COMPLETE} says"
+                f"{objects.uri}/{location}/{entry.name} is absent or changed, expected "
+                f"{entry.size} bytes as in {VERSION_COMPLETE}"
             )
         files.append(found)
-    replaced = {(mark.name, mark.size) for mark in marker.replaces}
+    replaced = {(entry.name, entry.size) for entry in marker.replaces}
     later = [each for each in own if (base_name(each), each.size) not in replaced]
-    hashes = {found.name: mark.sha256 for found, mark in zip(files, marker.files)}
+    hashes = {found.name: entry.sha256 for found, entry in zip(files, marker.files)}
     return DayFiles(version, [*files, *later], own, hashes, incomplete)
 
 
@@ -347,7 +347,7 @@ def replace_file(objects: Objects, file: ObjectInfo, content: Path, *, num_gone:
         Changed: another writer came first.
     """
     folder, _, name = file.name.rpartition("/")
-    day, mark = file.name.partition("/")[0], FileMark.of(content)
+    day, entry = file.name.partition("/")[0], FileEntry.of(content)
     for each in [
         found for found in objects.list(f"{day}/") if base_name(found) == VERSION_COMPLETE
     ]:
@@ -358,14 +358,14 @@ def replace_file(objects: Objects, file: ObjectInfo, content: Path, *, num_gone:
         if is_own := each.name == f"{folder}/{VERSION_COMPLETE}":
             if at := [i for i, known in enumerate(files) if known.name == name]:
                 stem = name.removesuffix(".parquet").partition("~")[0]
-                files[at[0]] = mark._replace(name=f"{stem}~{mark.sha256[:12]}.parquet")
+                files[at[0]] = entry._replace(name=f"{stem}~{entry.sha256[:12]}.parquet")
                 objects.write(f"{folder}/{files[at[0]].name}", content)
         elif (
             folder == day
-            and FileMark(name, file.size) in replaces
-            and FileMark(name, mark.size) not in replaces
+            and FileEntry(name, file.size) in replaces
+            and FileEntry(name, entry.size) not in replaces
         ):
-            replaces.append(FileMark(name, mark.size))
+            replaces.append(FileEntry(name, entry.size))
         if (files, replaces) != (marker.files, marker.replaces):
             gone = num_gone if is_own else 0
             changed = replace(
@@ -521,7 +521,7 @@ class LakeFiles:
         self.name = objects.uri if cache else str(local_path(objects.uri))
         """Name for people."""
         written = [each for each in objects.list() if until is None or each.written_at <= until]
-        listed = _files_in_place(objects, written, ignore, name=self.name)
+        listed = _allowed_files(objects, written, ignore, name=self.name)
         self._rows = objects_by_day(self.uri, listed, DAY_PARTITION)
         outcomes = objects_by_day(self.uri, listed, OUTCOME_PARTITION)
         if not self._rows and not outcomes:

@@ -159,9 +159,9 @@ def _draw(
             folder=folder,
         )
     malformed.report_unfit()
-    taken = {side: sum(counts[side] for counts in days.values()) for side in wanted}
-    for side, num_taken in taken.items():
-        if not num_taken:
+    num_drawn = {side: sum(counts[side] for counts in days.values()) for side in wanted}
+    for side, num_rows in num_drawn.items():
+        if not num_rows:
             (folder / side).rmdir()
     drawn = [
         {
@@ -174,9 +174,13 @@ def _draw(
         if any(counts.values())
     ]
     logger.info(
-        "of %d days before the window: %d rows to replay, %d held out", len(drawn), *taken.values()
+        "of %d days before the window: %d rows to replay, %d held out",
+        len(drawn),
+        *num_drawn.values(),
     )
-    return DrawnReplay(num_rows=taken[REPLAYED], num_holdout_rows=taken[HELD_OUT], days=drawn)
+    return DrawnReplay(
+        num_rows=num_drawn[REPLAYED], num_holdout_rows=num_drawn[HELD_OUT], days=drawn
+    )
 
 
 def _copy_drawn(
@@ -190,7 +194,7 @@ def _copy_drawn(
 ) -> dict[str, dict[str, int]]:
     """Write the sampled rows, and return the number of rows of each day on each side."""
     days: dict[str, dict[str, int]] = {}
-    taken = dict.fromkeys(wanted, 0)
+    num_drawn = dict.fromkeys(wanted, 0)
     with ExitStack() as stack:
         writers = {side: stack.enter_context(PartWriter(folder / side)) for side in wanted}
         for chunk, share_read in _spread(chunks, wanted, salt):
@@ -200,11 +204,11 @@ def _copy_drawn(
             )
             held_out = mix(identities >> np.uint64(32)) < np.uint64(_HELD_OUT_SHARE * 2**64)
             day = days.setdefault(chunk.day.isoformat(), dict.fromkeys(wanted, 0))
-            for side, is_ours in ((REPLAYED, ~held_out), (HELD_OUT, held_out)):
-                due = int(wanted[side] * share_read) - taken[side]
-                rows = _smallest(mix(identities ^ mix(salt)), np.flatnonzero(is_ours), due)
+            for side, is_of_side in ((REPLAYED, ~held_out), (HELD_OUT, held_out)):
+                due = int(wanted[side] * share_read) - num_drawn[side]
+                rows = _smallest(mix(identities ^ mix(salt)), np.flatnonzero(is_of_side), due)
                 writers[side].write(table.take(pa.array(rows)))
-                taken[side] += len(rows)
+                num_drawn[side] += len(rows)
                 day[side] += len(rows)
     return days
 

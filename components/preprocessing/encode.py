@@ -191,11 +191,11 @@ def _describe_files(folder: Path, num_rows: list[int], features: Features, *, fi
     """Write `_metadata.json` and the file list of `folder`, which is moved to `final` later."""
     names = sorted(path.name for path in folder.glob("*.parquet"))
     ids, dense = list(features.id_names), list(features.dense_inputs)
-    places = {name: i for i, name in enumerate([LABEL, *dense, *ids])}
+    positions = {name: i for i, name in enumerate([LABEL, *dense, *ids])}
     document = {
         "file_stats": [{"file_name": name, "num_rows": rows} for name, rows in zip(names, num_rows)]
     }
     for kind, columns in {"cats": ids, "conts": dense, "labels": [LABEL]}.items():
-        document[kind] = [{"col_name": name, "index": places[name]} for name in columns]
+        document[kind] = [{"col_name": name, "index": positions[name]} for name in columns]
     write_whole(folder / _METADATA, json.dumps(document))
     write_file_list(folder, names, final=final)

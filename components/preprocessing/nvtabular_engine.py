@@ -237,14 +237,14 @@ def explicit_workflow(features: FeatureWorkflow, storage: Path, *, weighted: boo
     normalize.stds = dict(zip(columns.numeric, map(float, features.stds)))
     categorify.fitted = normalize.fitted = True
     outputs = [[LABEL] >> ops.AddMetadata(tags=["target"])]
-    if plain := tuple(columns.numeric[place] for place in columns.plain_numeric):
+    if plain := tuple(columns.numeric[position] for position in columns.plain_numeric):
         dense = _joined(_unscaled(columns, plain, excluded=features.excluded)) >> normalize
         if columns.indicated:
             dense += _present(columns.indicated, features.excluded) >> IsMissing()
         outputs.append(dense[list(columns.dense_inputs)])
     if columns.id_names:
         positions = zip(columns.position_names, columns.position_features)
-        left_out = tuple(place for place, name in positions if name in features.excluded)
+        left_out = tuple(position for position, name in positions if name in features.excluded)
         inputs = [_present(columns.position_names, left_out)] * bool(columns.position_names)
         bucketize = KnownBucketize(
             {name: values.tolist() for name, values in features.boundaries.items()}

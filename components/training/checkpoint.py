@@ -134,7 +134,7 @@ class CheckpointFolder:
         self.path = path
         self._losses_on_disk: dict[int, TrialEvaluation] = {}
 
-    def keep_weights(self, name: str, save: Callable[[Path], None]) -> str:
+    def save_weights(self, name: str, save: Callable[[Path], None]) -> str:
         """Call `save` with a temporary folder, and rename it to `name` when it is complete.
 
         An existing folder of this name is replaced.

@@ -5,10 +5,10 @@ trains on shuffled rows, and its learning rate falls to zero over the second hal
 run trains on its rows in time order, because the click behaviour can change within its window.
 
 An incremental run tries several constant learning rates, each from the parent's weights. A low rate
-preserves what the parent has learned, and a high rate follows a change. The last tenth of the rows
-is scored before these rows are used for training (progressive validation: Blum, Kalai and Langford
-1999). The rate with the best score on the last tenth is used, so no rows have to be held out. If a
-later rate scores worse, the trial of this rate ends early. `benchmarks.quality` has the
+stays close to the parent's weights, and a high rate follows a change faster. The last tenth of the
+rows is scored before these rows are used for training (progressive validation: Blum, Kalai and
+Langford 1999). The rate with the best score on the last tenth is used, so no rows have to be held
+out. If a later rate scores worse, the trial of this rate ends early. `benchmarks.quality` has the
 measurements.
 
 Rows may have sample weights. The weights are used in every step, in the choice of the rate and in
@@ -194,7 +194,7 @@ class _Fit:
         shares = settings.round_rates if job.start else (1.0,)
         self._learning_rates = [settings.learning_rate * share for share in shares]
         self._folder = CheckpointFolder(job.checkpoint_path)
-        self._rows_learned = 0
+        self._rows_trained = 0
         self._seconds = 0.0
         self._saved_at = clock()
 
@@ -211,7 +211,7 @@ class _Fit:
             try:
                 while self._state.now.passes < self._settings.passes:
                     now = self._learn_pass()
-                    self._keep(replace(self._state, now=now))
+                    self._save_state(replace(self._state, now=now))
                 self._end_trial()
             except _TrialLost:
                 self._leave_trial()
@@ -257,7 +257,7 @@ class _Fit:
                 counts = np.ones(len(labels)) if weights is None else weights.astype(np.float64)
                 sums += counts @ labels, counts.sum()
             rate = sums[0] / sums[1]
-            self._folder.keep_weights(
+            self._folder.save_weights(
                 START,
                 lambda folder: write_initial(
                     folder,
@@ -344,7 +344,7 @@ class _Fit:
             self._engine.save(folder)
             add_to_bias(folder, shift + served_shift)
 
-        self._folder.keep_weights(FINAL, save)
+        self._folder.save_weights(FINAL, save)
         # `_on_disk` describes the weights that are saved on disk. After `step` has moved the final
         # weights to the registry, a later call uses `_on_disk` to write them again.
         self._commit(
@@ -387,7 +387,7 @@ class _Fit:
     def _chosen_rate(self) -> float:
         return self._learning_rates[best_of(self._state.evaluations)]
 
-    def _keep(self, state: Checkpoint) -> None:
+    def _save_state(self, state: Checkpoint) -> None:
         """Continue from `state`, and write a checkpoint if the last save is old enough."""
         if self._is_save_due:
             self._save(state)
@@ -397,7 +397,7 @@ class _Fit:
     def _save(self, state: Checkpoint) -> None:
         now = state.now
         name = f"weights-{now.trial:02d}-{now.passes:06d}-{now.batches:09d}"
-        self._folder.keep_weights(name, self._engine.save)
+        self._folder.save_weights(name, self._engine.save)
         self._commit(replace(state, now=replace(now, weights=name)))
         self._saved_at = self._clock()
 
@@ -409,8 +409,8 @@ class _Fit:
         """Evaluate the trial on the rest of the pass. Replayed rows are not evaluated.
 
         Trials are compared after the correction of the bias, which `_finish` applies anyway. At a
-        high rate, the bias varies from step to step, and this variation would hide what the network
-        has learned.
+        high rate, the bias varies from step to step, and this variation would hide the quality of
+        the network.
         """
         first, chunks = self._evaluated_at * self._batch_size, []
         for at in range(first, len(order), _PART_ROWS):
@@ -447,8 +447,8 @@ class _Fit:
                 this column.
         """
         rows = self._rows.take(numbers)
-        for place, one in (ids or {}).items():
-            rows.ids[:, place] = one
+        for position, one in (ids or {}).items():
+            rows.ids[:, position] = one
         probabilities = self._engine.score(rows)
         if num_wrong := int((~np.isfinite(probabilities)).sum()):
             raise _DivergedError(
@@ -534,7 +534,7 @@ class _Fit:
         loss = self._engine.train(
             self._rows, numbers, batch_size=self._batch_size, seed=seed, rate=rate
         )
-        self._rows_learned += len(numbers)
+        self._rows_trained += len(numbers)
         self._seconds += self._clock() - began
         return loss
 
@@ -546,7 +546,7 @@ class _Fit:
 
     @property
     def _rows_per_second(self) -> float | None:
-        return self._rows_learned / self._seconds if self._seconds > 0 else None
+        return self._rows_trained / self._seconds if self._seconds > 0 else None
 
     @property
     def _is_save_due(self) -> bool:

@@ -94,13 +94,13 @@ class PassOrder:
     def rows(self, start: int, stop: int) -> NDArray[np.int64]:
         """Return the row numbers at positions `start` to `stop`, or to the end of the pass."""
         stop = min(stop, len(self))
-        pieces = [np.empty(0, np.int64)]
+        chunks = [np.empty(0, np.int64)]
         while start < stop:
             number, at = divmod(start, self._window_rows)
-            piece = self._positions(number)[at : at + stop - start]
-            pieces.append(piece)
-            start += len(piece)
-        return self._to_rows(np.concatenate(pieces))
+            chunk = self._positions(number)[at : at + stop - start]
+            chunks.append(chunk)
+            start += len(chunk)
+        return self._to_rows(np.concatenate(chunks))
 
     def _positions(self, number: int) -> NDArray[np.int64]:
         """Return window `number` as positions in time order. The latest window is cached."""

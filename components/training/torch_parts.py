@@ -48,14 +48,14 @@ class Lookups(NamedTuple):
 
     table_rows: Tensor
     """Distinct rows of the table, ascending, int64 [U]."""
-    taken: Tensor
+    inverse: Tensor
     """Index in `table_rows` of each look-up, int32 [L], ordered by vector."""
     order: Tensor
     """Index of each look-up's vector, int32 [L], ordered by table row."""
     starts: Tensor
     """Position in `order` at which the look-ups of each table row start, int32 [U]."""
     bags: Tensor | None = None
-    """Position in `taken` at which the look-ups of each vector start, int32 [B * F]. None if each
+    """Position in `inverse` at which the look-ups of each vector start, int32 [B * F]. None if each
     vector is one look-up."""
     shares: Tensor | None = None
     """Factor by which the sum of each vector's look-ups is multiplied, float32 [B * F, 1]. None if
@@ -189,9 +189,11 @@ def lookups_of(keys: Tensor) -> Lookups:
     is_first = torch.ones_like(in_order, dtype=torch.bool)
     torch.ne(in_order[1:], in_order[:-1], out=is_first[1:])
     starts = is_first.nonzero().flatten()
-    taken = torch.empty_like(order, dtype=torch.int32)
-    taken[order] = is_first.cumsum(0, dtype=torch.int32) - 1
-    return Lookups(table_rows=in_order[starts], taken=taken, order=order.int(), starts=starts.int())
+    inverse = torch.empty_like(order, dtype=torch.int32)
+    inverse[order] = is_first.cumsum(0, dtype=torch.int32) - 1
+    return Lookups(
+        table_rows=in_order[starts], inverse=inverse, order=order.int(), starts=starts.int()
+    )
 
 
 def _sorted(keys: Tensor) -> tuple[Tensor, Tensor]:

@@ -145,7 +145,7 @@ def summarize_on_beam(
         with FileSystems.open(f"{shared}/{_STATISTICS}") as stream:
             statistics = parse_statistics(stream.read())
         # Workers return the columns in any order.
-        order = {name: place for place, name in enumerate(checked_columns(counter.features))}
+        order = {name: position for position, name in enumerate(checked_columns(counter.features))}
         features = statistics.message.datasets[0].features
         features.sort(key=lambda feature: order[feature.path.step[0]])
         return statistics

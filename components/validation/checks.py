@@ -185,7 +185,7 @@ def _observe_files(measured: Measured, rules: ValidationSettings) -> Observation
             )
             action = INFO if known else None
             yield Observation(
-                rule="files_quarantined", column=DATASET, detail=detail, action=at_most
+                rule="files_quarantined", column=DATASET, detail=detail, action=action
             )
 
 
@@ -265,8 +265,8 @@ def _observe_label(measured: Measured, rules: ValidationSettings) -> Observation
         yield Observation(rule="label_invalid", column=raw_rows.LABEL, detail=detail)
     elif label.least == label.most:
         detail = (
-            f"label is {label.least:g} in all {rows} rows, expected both classes: nothing can "
-            "be learned from them"
+            f"label is {label.least:g} in all {rows} rows, expected both classes, because a "
+            "model cannot be trained on one class"
         )
         yield Observation(rule="label_one_class", column=raw_rows.LABEL, detail=detail)
 

@@ -2,7 +2,7 @@
 
 The rows are compared with all windows of the champion's lineage, merged into one
 (`evergreen.statistics.comparison`). If the champion was already trained on a change, the change is
-not reported. Two conditions must hold for this exception. The champion's newest window is large
+not reported. A change counts as trained under two conditions. The champion's newest window is large
 enough to show the change, and the run's rows do not differ from that window.
 
 A model's folder contains the profiles of two windows (`manifests.Model.WINDOWS`): the newest

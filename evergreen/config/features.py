@@ -501,7 +501,7 @@ class Features:
         return tuple(name for name in self.numeric if self.options_of(name).num_buckets)
 
     @property
-    def places(self) -> FeaturePositions:
+    def positions(self) -> FeaturePositions:
         """Return the slot of each position on the categorical axis, and the positions of each list.
 
         >>> last, tags = ListOptions(max=2, table="item"), ListOptions(max=1, pool="sum")
@@ -519,7 +519,7 @@ class Features:
 
     @property
     def id_positions(self) -> FeaturePositions:
-        """Return `places` extended by one position for each bucketed feature.
+        """Return `positions` extended by one position for each bucketed feature.
 
         >>> options = {"price": NumericOptions(transform=("quantile_buckets(8)",))}
         >>> features = Features(numeric=("price",), categorical=("item",), numeric_options=options)

@@ -166,7 +166,7 @@ def keep_learnt(
     vocabularies = (np.array([5], np.int64), np.array([category_of(known)], np.int64))
     nothing, folder = np.empty(0, np.int64), model_folder(store, model_id) / Model.WORKFLOW
     workflow_of(vocabularies, FEATURES).save(folder)
-    none = Candidates(categories=nothing, sightings=nothing, last_seen=nothing)
+    none = Candidates(categories=nothing, frequencies=nothing, last_seen=nothing)
     some = replace(none, categories=np.array([category_of(each) for each in rare], np.int64))
     save_columns(
         [

@@ -264,12 +264,12 @@ class _Worker:
     def take(self, numbers: NDArray[np.int64]) -> Rows:
         """Return the rows with these numbers. Only the leader gets the complete rows."""
         assert self._rows is not None, "rows are opened first"
-        taken = self._rows.take(numbers)
-        for values in filter(np.size, (taken.dense, taken.ids)):
+        selected = self._rows.take(numbers)
+        for values in filter(np.size, (selected.dense, selected.ids)):
             dist.reduce(
                 torch.from_numpy(values), 0
             )  # workers that lack a row have zeros in its place
-        return taken
+        return selected
 
     def train(self, steps: Steps, sent: Rows | None = None) -> Any:
         """Take the steps with this worker's rows and return each batch's loss, float32 [steps].
@@ -508,9 +508,9 @@ class _SharedRows(Rows):
 
     def take(self, numbers: NDArray[np.int64]) -> Rows:
         """See `Rows`."""
-        taken: Rows = self.engine._call("take", numbers)
+        selected: Rows = self.engine._call("take", numbers)
         return replace(
-            taken,
+            selected,
             labels=self.labels[numbers],
             weights=None if self.weights is None else self.weights[numbers],
         )

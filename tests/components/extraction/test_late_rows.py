@@ -126,8 +126,8 @@ def test_unseen_files_older_than_late_days_are_named_and_read_on_request(rounds,
         assert (dataset.num_left_files, dataset.num_left_rows) == (2, 200)
         assert dataset.num_late_rows == (40 if end == 100 else 0)
     sentence = (
-        "2 files with about 200 rows of the days 2026-03-01 to 2026-03-02 are not read, because the "
-        "lineage has not seen them and they are older than late_days=1. To read them, use a "
+        "2 files with about 200 rows of the days 2026-03-01 to 2026-03-02 are not read, because "
+        "the lineage has not seen them and they are older than late_days=1. To read them, use a "
         "window_start of 2026-03-01 or --set extraction.late_days="
     )
     assert caplog.text.count(sentence) == 3
