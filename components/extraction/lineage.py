@@ -148,9 +148,9 @@ def build_parser() -> argparse.ArgumentParser:
     """Build the command's parser. The text of `--help` documents the command."""
     parser = CommandParser(
         prog="evergreen data lineage",
-        description="Lists the days, and the version of each day, on which a model of a registry and its "
-        "ancestors were trained. With --lake, it also lists which of these versions a later "
-        "back-fill has replaced.",
+        description="Lists the days, and the version of each day, on which a model of a "
+        "registry and its ancestors were trained. With --lake, it also lists which of these "
+        "versions a later back-fill has replaced.",
     )
     parser.add_argument("--store", required=True, help="folder or URI of the registry")
     only = parser.add_mutually_exclusive_group()
