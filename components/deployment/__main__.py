@@ -137,7 +137,8 @@ def _deploy(arguments: argparse.Namespace, note: runs.StepNote) -> None:
         )
     store = local_path(arguments.store)
     if (earlier := final_answer(store, arguments.run, model.model_id)) is not None:
-        # A retry after the answer. A person may have rolled the version back since.
+        # This is a retry, and the request was already answered. A person may have rolled the
+        # version back since.
         logger.info("request %s of this run was answered already", earlier.id)
         result = expect_done(earlier)
         _report_release(
@@ -167,7 +168,11 @@ def _deploy(arguments: argparse.Namespace, note: runs.StepNote) -> None:
         trigger_id=arguments.trigger_id or None,
         share={CANARY: FIRST_SHARE, SHADOW: 0.0}.get(rollout),
     )
-    logger.info("request %s is in the journal until %s", request.request, request.deadline)
+    logger.info(
+        "request %s was appended to the journal; the controller can accept it until %s",
+        request.request,
+        request.deadline,
+    )
     try:
         result = ask(store, request, clock=_now, sleep=time.sleep, report=logger.info)
     finally:

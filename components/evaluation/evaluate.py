@@ -202,8 +202,8 @@ def _expect_same_run(raw: RawDataset, training_set: TrainingSet, model: Model) -
         )
     if (raw.replay_holdout_uri is None) != (training_set.replay_holdout_uri is None):
         raise ContractError(
-            f"raw dataset has {raw.num_replay_holdout_rows} old rows held out and the training set "
-            f"{training_set.num_replay_holdout_rows}, expected the same rows"
+            f"raw dataset has {raw.num_replay_holdout_rows} old holdout rows and the training "
+            f"set has {training_set.num_replay_holdout_rows}, expected the same number"
         )
 
 

@@ -181,13 +181,14 @@ def _calibration_before(
 class _ExploredPairs(NamedTuple):
     """Pairs of neighbours.
 
-    Every array has the shape [pairs]. The lists of the pairs are complete and follow the rule.
+    Every array has the shape [pairs]. The lists of the pairs are complete and follow the rule of
+    `contracts.exploration`.
     """
 
     upper: NDArray[np.int64]
     """Row in the upper position of the pair, as shown."""
     lists: NDArray[np.int64]
-    """Number of the list that contains the pair, from 0."""
+    """Index of the list that contains the pair."""
     share: NDArray[np.float64]
     """Probability with which one pair of the list was swapped."""
     is_swapped: NDArray[np.bool_]

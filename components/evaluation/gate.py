@@ -8,13 +8,13 @@ check passes if the whole interval is on the good side of the limit, and fails i
 is on the bad side. If the limit is within the interval, the check is inconclusive. If the result is
 inconclusive, a canary can collect more evidence.
 
-Two other checks either pass or fail, and fail only on significant evidence. The slice check tests
-whether the log loss of a slice increases by more than the allowed degradation. The tests are
-one-sided, with Holm's correction over all slices. The calibration check tests whether expected
-clicks are off by more than a factor. docs/design/gate.md shows the power of each check. The slice
-check and the calibration check use sample weights, because both depend on the click rate. An AUC
-does not depend on the click rate, so the AUC checks use no weights. Other modules of this package
-compute the scores.
+The slice check and the calibration check cannot be inconclusive, and fail only on significant
+evidence. The slice check tests whether the log loss of a slice increases by more than the allowed
+degradation. The tests are one-sided, with Holm's correction over all slices. The calibration check
+tests whether expected clicks are off by more than a factor. docs/design/gate.md shows the power of
+each check. The slice check and the calibration check use sample weights, because both depend on the
+click rate. An AUC does not depend on the click rate, so the AUC checks use no weights. Other
+modules of this package compute the scores.
 
 A candidate can be weak in a slice although it is good overall. There are slices for all rows, for
 the age of categories and items, for hours of the day, for positions in ranked lists, and for
@@ -70,7 +70,7 @@ _CHANCE = 0.5
 """AUC of random scores."""
 SLICE_ALPHA = 0.05
 """Maximum probability of a false refusal by the slice check, over all slices together. A refusal is
-false if no slice degrades by more than the allowed degradation."""
+false if the degradation of every slice is within the allowed degradation."""
 _TOP_VALUES = 5
 _MAX_POSITION = 10
 MAX_SHOWN = 40
@@ -78,8 +78,8 @@ MAX_SHOWN = 40
 p-values."""
 _HOUR_SECONDS = 3_600
 _NOTHING = MISSING_CATEGORY - 1
-"""Marks a slot that is not counted. The slot is not counted because another slot of the row has the
-same value, or because the slot is empty and another slot has a value."""
+"""Placeholder in a slot that is not counted. A slot is not counted if an earlier slot of the row
+has the same value, or if the slot is empty and another slot has a value."""
 _MORE_ROWS = "bring more rows, or hold out a larger share of them (extraction.holdout_fraction)"
 
 
@@ -266,7 +266,7 @@ def _check_interval(
 def _more_rows(found: AucEstimate | AucDifference, limit: float, *, num_rows: int) -> str:
     """Return a phrase with the number of held-out rows that would decide the check.
 
-    The value is assumed to stay the same.
+    The calculation assumes that more rows do not change the measured value.
     """
     distance, width = abs(found.auc - limit), (found.high - found.low) / 2
     # An interval's width shrinks with the root of the number of rows.
@@ -303,7 +303,7 @@ def _check_calibration(evidence: _Evidence, settings: GateSettings) -> Check:
     click, weights, factor = evidence.click, evidence.weights, settings.max_calibration_factor
     scores = np.asarray(evidence.candidate, np.float64)
     ratio = calibration(click, scores, weights=weights)
-    assert ratio is not None  # the class check above guarantees clicks
+    assert ratio is not None  # `_check_requests` has found clicks
     errors = (scores - factor * click, click / factor - scores)
     p_values = [_mean_p_value(row_weighted(each, weights), evidence.group) for each in errors]
     is_off = any(p_value is not None and p_value < SLICE_ALPHA / 2 for p_value in p_values)

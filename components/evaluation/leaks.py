@@ -101,15 +101,15 @@ class _ClickRates:
         self._rate = float(labels.mean()) if len(labels) else 0.5
         self._values, index = np.unique(held, return_inverse=True)
         clicks = np.bincount(index, weights=labels[rows], minlength=len(self._values))
-        # Each value gets one more row at the overall rate, because one row alone is weak evidence.
+        # A value's click rate is smoothed by one additional row with the overall click rate,
+        # because a value with few rows is weak evidence.
         self._rates = (clicks + self._rate) / (np.bincount(index, minlength=len(self._values)) + 1)
 
     def of(self, values: NDArray[Any]) -> NDArray[np.float64]:
         """Return a click rate for each row [n].
 
-        For a list, the result is the mean rate of its values.
-
-        Unknown values have the overall rate.
+        The rate of a list is the mean of the rates of its values. Values without training rows have
+        the overall rate.
         """
         rows, held = _held(values)
         rates = np.full(len(held), self._rate)

@@ -130,8 +130,8 @@ class ScoredHoldout:
 def candidate_scorer(model: Model) -> ScoreEncoded:
     """Return a function that scores encoded rows with the candidate, as in production.
 
-    The scores use the constants of `CategoricalOptions.served_as` and the number format of
-    `TableSettings`.
+    As in production, features with a constant (`CategoricalOptions.served_as`) have this constant,
+    and numbers have the format of `TableSettings`.
 
     Raises:
         ContractError: The candidate's files are absent, corrupt or of another shape.
@@ -312,7 +312,7 @@ def _raw_parts(
         for batch in raw_batches(folder, features, weighted=named.has_weights)
     )
     parts: dict[str, Any] = dict(zip(types, _columns(rows, tuple(types.values()))))
-    # Concatenation must also work without batches.
+    # If there are no batches, `categories` has no columns yet.
     parts["categories"] = parts["categories"].reshape(
         len(parts["labels"]), len(features.position_names)
     )
@@ -346,7 +346,7 @@ def _columns(
 ) -> list[NDArray[Any]]:
     """Concatenate each column of the batches.
 
-    Batches of the two folders may end at different rows.
+    The two folders may be cut into batches differently.
     """
     columns = list(zip(*batches)) or [() for _ in dtypes]
     return [

@@ -167,7 +167,7 @@ def _extract_once(
             lines = (json.dumps(each._asdict()) + "\n" for each in plan.ahead_files)
             (aside / _AHEAD_FILE).write_text("".join(lines), encoding="utf-8")
     logger.info(
-        "%s: %d training rows, %d of them late, and %d newer rows",
+        "%s: %d training rows (%d of them late), and %d rows after the split",
         window,
         split.num_train,
         copied.late.num_rows,

@@ -203,7 +203,7 @@ def _remove_requests(path: Path, requests: Any) -> int:
             kept = batch.filter(pc.invert(pc.is_in(batch.column(REQUEST_ID), value_set=requests)))
             num_removed += batch.num_rows - kept.num_rows
             writer.write(kept)
-    for part in writer.parts:  # one file at most, because rows were only removed
+    for part in writer.parts:  # there is at most one file, because it has fewer rows than before
         part.path.rename(path)
     complete.unlink()
     return num_removed

@@ -59,7 +59,7 @@ class LakeChunk(NamedTuple):
     The first chunk of a day has all files, so that rows without a time or of another day are found.
     """
     corrected: frozenset[Path]
-    """Files among `files` that a back-fill wrote. Back-filled rows replace copies in the other
+    """Subset of `files` that a back-fill wrote. Back-filled rows replace copies in the other
     files."""
     span: TimeSpan
     num_rows: float
@@ -243,7 +243,7 @@ def split_into_chunks(
             lasts.append(times.last + 1 if times else span.end)
             counts.append(num_rows)
     edges = np.unique(np.clip([span.start, span.end, *firsts, *lasts], span.start, span.end))
-    # Number of rows before each edge. Microseconds since the epoch are exact in float64.
+    # Number of rows before each point in time. Microseconds since the epoch are exact in float64.
     before = np.zeros(len(edges))
     for first, last, count in zip(firsts, lasts, counts):
         before += count * np.clip((edges - first) / max(last - first, 1), 0, 1)

@@ -413,7 +413,7 @@ class DownloadCache:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                logger.info("waiting for another run that reads through %s", self.folder)
+                logger.info("waiting for another run that uses the cache %s", self.folder)
                 fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 
@@ -444,7 +444,7 @@ class DownloadCache:
             "fetching %d files of %s, %.1f MB", len(downloads), objects.uri, num_bytes / 1e6
         )
         download_all(objects, downloads)
-        logger.info("fetched them")
+        logger.info("all files are fetched")
 
     def prune(self) -> None:
         """Remove the objects that this run did not use, and then the empty folders."""
@@ -628,7 +628,7 @@ class LakeFiles:
             )
         if found.version and found.appended:
             logger.warning(
-                "%s: %d files came after version %d was back-filled and are read beside it: %s",
+                "%s: %d files were added after the back-fill of version %d and are read too: %s",
                 day,
                 len(found.appended),
                 found.version,

@@ -67,10 +67,7 @@ class LateClicks:
     `_COUNTS_FROM` of its clicks."""
 
     def copy(self) -> "LateClicks":
-        """Return a copy with the same clicks.
-
-        The copy records only the files that it reads itself.
-        """
+        """Return a copy with the same clicks and an empty record of files."""
         return LateClicks(self.files, _clicks=dict(self._clicks))
 
     def join(self, table: Any, day: date) -> tuple[Any, int]:

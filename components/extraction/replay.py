@@ -6,9 +6,9 @@ measures how much a model has forgotten.
 Rows are sampled by a hash of their identity and the window. A repeated task therefore draws the
 same rows, and a run with another window draws other rows. Every request belongs to the same side in
 every run, so no run replays a held-out request. An older model may nevertheless have been trained
-on the request before the request was held out. Reading is bounded in two ways. Only one chunk is in
-memory at a time. From a long day, only the rows that the sample needs are read. The rows come from
-chunks that are spread evenly over the rows before the window.
+on the request before the request was held out. Only one chunk is in memory at a time. From a long
+day, only the rows that the sample needs are read. The rows come from chunks that are spread evenly
+over the rows before the window.
 """
 
 import logging
@@ -243,7 +243,7 @@ def _spread(
 def _shorten(chunk: LakeChunk, num_rows: float, *, at: float) -> LakeChunk:
     """Return a copy of the chunk whose span is shortened to about `num_rows` rows.
 
-    `at` in [0, 1] selects the start: 0 is the earliest possible start, and 1 the latest.
+    `at` is in [0, 1]. 0 selects the earliest possible start of the span, and 1 selects the latest.
     """
     assert chunk.span.start is not None
     assert chunk.span.end is not None

@@ -58,8 +58,8 @@ class RowCounts:
     known: int
     """Rows that were left out because the lake already has the rows."""
     repeated: int
-    """Number of kept events that equal an earlier event except for the label. These events have no
-    own id."""
+    """Number of kept events that equal an earlier event except for the label. Only events without
+    an id of their own are counted."""
 
 
 class Known(NamedTuple):
@@ -151,8 +151,8 @@ class Spool:
     def rows_of(self, source: str, *, more: str = "") -> str:
         """Return an SQL query that selects key, label, time, weight and a digest of the features.
 
-        The digest covers the names and values of all features that are not null. The digest depends
-        neither on the order of the features nor on new features without a value.
+        The digest covers the names and values of all features that are not null. The order of the
+        features, or a new feature without a value, does not change the digest.
         """
         column = self._columns
         names = sorted(
@@ -246,7 +246,7 @@ class Events:
 
         Args:
             files: Files in the lake's schema.
-            with_times: Whether events must also have equal times.
+            with_times: Whether an event and a row must also have equal times to be copies.
 
         Returns:
             The number of events that were left out, and the number of events that are in the lake

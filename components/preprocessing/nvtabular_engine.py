@@ -8,9 +8,10 @@ NVTabular plans, executes and types the graphs, and Categorify looks up every id
 this module override methods of NVTabular's operator interface. Each operator exists for one of
 three reasons, and its docstring states the reason:
 
-- The operator is faster. Categorify gets each distinct value of a column once, because its merge
-  and sort of all rows would take 10 to 20 times as long as everything else.
-- NVTabular 23.8 fails in a certain case.
+- The operator is faster than NVTabular's own operator. Categorify gets each distinct value of a
+  column once, because its merge and sort of all rows would take 10 to 20 times as long as
+  everything else.
+- NVTabular 23.8 raises an error in a case that the docstring names.
 - The result must be equal on every machine.
 """
 
@@ -265,7 +266,7 @@ def _unscaled(
 ) -> list[Any]:
     """Return parts of the graph that compute numeric columns before they are scaled.
 
-    Columns with equal options share one part.
+    Columns with equal options are computed together, in one part.
     """
     groups: dict[tuple[float, tuple[float, float], bool], list[str]] = {}
     for name in names:

@@ -80,7 +80,7 @@ class ParentWorkflow:
     model: Model
     features: FeatureWorkflow
     columns: dict[str, Column]
-    """Column of each slot, by slot."""
+    """Vocabulary and counts of each slot."""
 
     @property
     def scaling(self) -> dict[str, tuple[float, float]]:

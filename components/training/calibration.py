@@ -16,9 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 _PRIOR_DEVIATION = 0.1
-"""Standard deviation of the shift's normal prior. The value was measured in fits without the
-correction. A few dozen clicks determine the click rate only to about ten percent. The prior
-prevents a few clicks from shifting a parent that was calibrated on many more clicks."""
+"""Standard deviation of the shift's normal prior. The value is the standard deviation that was
+measured in fits without the correction. A few dozen clicks determine the click rate only to about
+ten percent. The prior prevents a few clicks from shifting a parent that was calibrated on many more
+clicks."""
 _MIN_PROBABILITY = 1e-7
 _NEWEST_PARTS = (1, 3, 10)
 """Parts of the rows that can set the bias: all rows, the newest third, or the newest tenth."""
@@ -109,10 +110,10 @@ def _evidence(
 ) -> NDArray[np.float64]:
     """Convert each weight, [n], to an effective number of independent rows of weight 1.
 
-    Equal weights become 1. The variance of a weighted sum of errors is estimated by a sum over the
-    rows. Each row adds its squared error times its squared weight. If the weights were counts of
-    independent rows of weight 1, the variance would be the sum of the squared errors times the
-    weights. The weights are scaled so that both variances are equal.
+    Equal weights become 1. All weights are multiplied by the same factor, so that two estimates of
+    the variance of the weighted errors agree. The first estimate adds squared error times squared
+    weight for each row. The second estimate adds squared error times weight, as for repeated rows
+    of weight 1.
     """
     squares = (labels - probabilities.astype(np.float64)) ** 2
     doubled = _total(squares, weights.astype(np.float64) ** 2)

@@ -100,9 +100,9 @@ class FitResult:
     """Number of optimizer steps, including steps of earlier runs."""
     progressive: Mapping[str, float | None]
     """`auc` and `log_loss` of a tenth of the rows, scored just before training on them. In an
-    incremental run, the scored tenth consists of the newest rows. If the training set is
-    downsampled, these rows are downsampled too. These rows then have another click rate than the
-    held-out rows, and the two log losses are not comparable."""
+    incremental run, the tenth consists of the newest rows. If the training set is downsampled, the
+    rows of the tenth are downsampled too. In this case, their log loss cannot be compared with the
+    log loss of the held-out rows, because the click rates differ."""
     learning_rate: float
     """The learning rate that was chosen."""
     rows_per_second: float | None

@@ -20,7 +20,7 @@ a million rows, and the order of these rows takes 8 MB."""
 def derived_seed(*numbers: int) -> int:
     """Return a seed below 2^32 that depends on every number and on their order.
 
-    The last number must not be 0, because NumPy ignores zeros at the end.
+    The last number must not be 0, because `SeedSequence` ignores zeros at the end.
     """
     assert numbers[-1] != 0
     return int(np.random.SeedSequence(numbers).generate_state(1)[0])

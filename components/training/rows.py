@@ -32,8 +32,8 @@ _DECODED_ROWS = 1 << 14
 """Number of rows that each thread decodes at a time: 4 MB of columns. With half as many rows,
 decoding took 5 % longer."""
 _TRANSPOSED_ROWS = 1 << 12
-"""Number of rows that are transposed at a time. The part that is written then fits into a core's
-cache (0.4 MB)."""
+"""Number of rows that are transposed at a time. The target of so many rows fits into the cache of a
+core (0.4 MB)."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -223,8 +223,8 @@ def _decode_group(group: _RowGroup, into: Rows, slot_sizes: list[int]) -> None:
 
 
 def _iterate_batches(group: _RowGroup) -> Iterator[Any]:
-    # Without memory mapping, the compressed pages of each column of a row group are copied first.
-    # This takes 290 MB instead of 140 MB.
+    # Without memory mapping, the compressed pages of each column of a row group are copied first,
+    # and the memory rises from 140 MB to 290 MB.
     with (
         reading_parquet(group.path),
         parquet_file(group.path, metadata=group.metadata, memory_map=True) as file,

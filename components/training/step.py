@@ -128,7 +128,7 @@ def _copy_parts(parts: Path, workflow_path: Path, report: ValidationReport) -> N
 def _is_published(folder: Path, weights_hash: str, created_at: datetime) -> bool:
     """Return whether the folder contains this run's model with these weights.
 
-    All parts must be unchanged.
+    All parts of the model must be intact.
     """
     try:
         model = Model.read(folder / Model.MANIFEST)
@@ -318,8 +318,8 @@ def _begin(folder: Path, fingerprint: str, clock: Callable[[], datetime]) -> dat
         if attempt["fingerprint"] == fingerprint:
             return datetime.fromisoformat(attempt["created_at"])
         logger.info("the earlier try of this run had other inputs: starting from scratch")
-        # The attempt file is removed first. Otherwise an interrupted removal would leave files that
-        # a later try with the old inputs would use.
+        # Remove the attempt file first. Otherwise an interrupted removal could leave files that a
+        # later try with the old inputs would use.
         path.unlink()
     if folder.exists():
         shutil.rmtree(folder)  # otherwise this try would continue from files of another try

@@ -49,8 +49,7 @@ from evergreen.storage.uris import is_bucket_uri
 logger = logging.getLogger(__name__)
 
 NumberedBatch = tuple[int, pa.RecordBatch]
-"""Number of the first row, and the batch that starts with this row. Rows are numbered over all
-files."""
+"""Index of the first row of a batch, and the batch. The index counts the rows of all files."""
 _AddressedPart = tuple[str, FilePart]
 """File address for a runner's machine, and the row group to read."""
 
@@ -94,7 +93,8 @@ def _check_runner(options: PipelineOptions) -> None:
         needed |= {"project": google.project, "region": google.region, "sdk_container_image": image}
     if missing := [f"--{name}" for name, value in needed.items() if not value]:
         raise ValueError(f"they lack {', '.join(missing)} (docs/kubernetes/large-windows.md)")
-    # Beam passes this value unquoted to a shell. The job would then wait forever.
+    # Beam passes `sys.executable` unquoted to a shell. With a space in the path, the job would wait
+    # forever.
     if (
         options.get_all_options()["direct_running_mode"] == "multi_processing"
         and " " in sys.executable

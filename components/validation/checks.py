@@ -30,8 +30,8 @@ from evergreen.contracts.checks import AT_MOST, BELOW, FAIL, PASS, WARN, RuleChe
 from evergreen.statistics.comparison import ColumnDrift
 
 _CERTAIN_ROWS = 10
-"""A column without values has certainly changed if at least this number of rows with a value was
-expected. The probability that all of these values are absent by chance is e^-10."""
+"""A column without values counts as changed if at least this number of values was expected. The
+probability of no value by chance is then at most e^-10."""
 
 _RESULT_OF_ACTION = {BLOCK: FAIL, QUARANTINE: WARN, WARN: WARN, NOTIFY: WARN, INFO: PASS}
 _COVERED_BY_RULES = ("FEATURE_TYPE_NOT_PRESENT", "SCHEMA_MISSING_COLUMN")
@@ -314,8 +314,8 @@ def observe_click_rate(label: LabelShift | None, rules: ValidationSettings) -> O
     """Yield an observation if the click rate differs from the click rate of the earlier windows.
 
     The click rate must differ from the click rate of the merged windows and from the click rate of
-    the newest window. Both differences must exceed the factor, and must be statistically
-    significant.
+    the newest window. Each of the two changes must be larger than the factor `click_rate_factor`
+    and statistically significant.
     """
     if label is None:
         return

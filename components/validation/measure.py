@@ -169,7 +169,7 @@ class Measured:
     anomalies: Any
     """Anomalies that TFDV found when it checked the statistics against the schema."""
     counter: ProfileCounter
-    """Counts for the monitor and for the next run."""
+    """Counter of the training rows. The monitor and the next run use its counts."""
     window: TableProfile
     drift: list[ColumnDrift]
     """One drift entry for each feature. The list is empty if there is no champion."""

@@ -48,8 +48,8 @@ from evergreen.statistics.column_profile import (
 _KIND, _FORMAT_VERSION = "ValidationReportDocument", 2
 _Bar = dict[str, Any]
 _SHOWN_VALUES = 12
-"""Maximum number of categories with a bar. Bars are drawn for the most frequent categories of both
-sides."""
+"""Maximum number of categories with a bar. The most frequent categories of the new rows and of the
+champion's rows have bars."""
 
 
 def make_document(run: str, measured: Measured, report: ValidationReport) -> dict[str, Any]:

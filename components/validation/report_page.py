@@ -72,13 +72,13 @@ def _state(document: Entry) -> Banner:
 def _checks(document: Entry) -> list[PageBlock]:
     """Return a table of the worst checks, and a collapsed table of the other checks.
 
-    The first table has checks that failed or have a value. If there are no such checks, the first
-    table has the worst of all checks.
+    The first table contains the checks that did not pass and the checks with a value. If there are
+    no such checks, it contains the worst checks.
     """
     names = [each.name for each in fields(RuleCheck)]
     checks = [RuleCheck(**{name: check[name] for name in names}) for check in document["checks"]]
-    telling = [check for check in checks if not check.passed or check.value is not None]
-    first = (telling or checks)[:_FIRST_CHECKS]
+    first_checks = [check for check in checks if not check.passed or check.value is not None]
+    first = (first_checks or checks)[:_FIRST_CHECKS]
     others = [check for check in checks if check not in first]
     found: list[PageBlock] = [Checks(caption="What was checked", rows=check_rows(first))]
     if others:

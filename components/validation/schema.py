@@ -34,8 +34,8 @@ window was much larger."""
 
 _SIGNED_ROWS = 10_000
 """Minimum number of rows with a value to decide whether a column can be negative. If 3 % of a
-column's values are negative, 99 of 100 first runs contain a negative value, even if every 64 rows
-are alike."""
+column's values are negative, the first run contains a negative value with a probability of 99 %.
+The calculation assumes that only one of 64 rows is independent."""
 
 _TYPES = {
     "string": "BYTES",

@@ -61,13 +61,13 @@ def format_schema(schema: Any) -> str:
     return str(text_format.MessageToString(schema))
 
 
-def _expect_sound(schema: Any, source: str) -> None:
+def _expect_usable(schema: Any, source: str) -> None:
     """Check that a schema is usable.
 
     Raises:
         ContractError: A feature has no name, no type, or appears twice. A bound is NaN, or the
-            lower bound is above the upper bound. A share is outside [0, 1]. A named list of values
-            is absent. `default_environment` does not include training.
+            lower bound is above the upper bound. A share is outside [0, 1]. A feature names a list
+            of values that does not exist. `default_environment` lacks the training environment.
     """
     names = [feature.name for feature in schema.feature]
     if twins := sorted({name for name in names if names.count(name) > 1}):
@@ -213,7 +213,7 @@ def accept_schema(
             `change` names.
     """
     schema = read_schema(source)
-    _expect_sound(schema, f"schema {source}")
+    _expect_usable(schema, f"schema {source}")
     if not reason.strip():
         raise ContractError("reason is empty, expected why this schema is accepted")
     before = _newest_accepted(store)

@@ -50,8 +50,8 @@ _SAMPLED_ROWS = 262_144
 """Approximate number of compared training rows. Each row takes 280 bytes per side with 39
 features."""
 _EQUAL_RATIOS = 0.9
-"""Minimum share of the ratios that must be close to their median. If fewer ratios are close, the
-median is not reported as a factor."""
+"""Minimum share of the ratios that must be close to their median. Otherwise no factor between
+training and serving is reported."""
 
 
 class EventSpan(NamedTuple):
@@ -83,8 +83,8 @@ class ServedRowFacts:
     last_event_time: str | None
     """Newest event time of the compared training rows. None if the comparison has no rows."""
     one_request_in: int
-    """One in this number of requests was compared. The value 1 means that all requests were
-    compared."""
+    """Sampling interval of the compared requests. 1 means that all requests were compared, and 10
+    means one request in ten."""
     num_joined: int
     num_only_training: int
     num_only_served: int
@@ -224,9 +224,9 @@ def read_served(
     A batch has the columns of `schema`.
 
     Rows with text in a column of `words` were not served, but ingested by people. A file with such
-    rows is ignored. A corrupt file is also ignored, and so is a file without one of the columns or
-    with a column of another type. The reason for an ignored file is added to `unread`. The
-    comparison continues with the other files.
+    rows is ignored. A file is also ignored if it is corrupt, lacks a column, or has a column of
+    another type. The reason for an ignored file is added to `unread`. The comparison continues with
+    the other files.
     """
     for archived in archived_files(archive, days=span.days()):
         try:

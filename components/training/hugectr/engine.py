@@ -103,12 +103,11 @@ class HugectrEngine:
             positions: Slot of each categorical position, and the positions of each list. If
                 `positions` is None, a row looks up each slot once.
             num_gpus: GPUs of each node that share a batch. The node's first GPUs are used.
-            nodes: MPI communicator of the nodes. None means the nodes that MPI started, or only
-                this machine.
+            nodes: MPI communicator of the nodes. If None, the communicator of all MPI processes is
+                used, if there are any.
             scratch: Folder for weights and staged rows. The folder needs four times the disk space
-                of the model with its state. Three stages need another 264 bytes for each of their
-                rows. None for a new temporary folder. Several nodes need a folder that all nodes
-                see.
+                of the model with its state, and 264 bytes for each row of three stages. None for a
+                new temporary folder. Several nodes need a folder that all nodes see.
 
         Raises:
             ContractError: the settings contradict each other, HugeCTR cannot read paths in the
@@ -285,8 +284,8 @@ class HugectrEngine:
         loss = float(running.model.get_current_loss())
         if loss == 0:
             raise PermanentError(
-                f"HugeCTR's loss at step {self.num_steps} is 0, expected a positive number: after "
-                "an error, which its log names, HugeCTR returns 0"
+                f"HugeCTR's loss at step {self.num_steps} is 0, expected a positive number: "
+                "HugeCTR returns 0 after an error, which HugeCTR's log names"
             )
         return loss
 

@@ -3,8 +3,8 @@
 A failed check of HugeCTR aborts the process, and no exception is raised. After an error in one of
 HugeCTR's reading threads, a call of HugeCTR waits for ever and holds the interpreter's lock.
 Therefore the step runs in a child process, whose end this module reports. In the child, a watchdog
-limits the duration of each call. MPI starts one process on each node and observes it itself, so
-these processes have the watchdog, but no parent of ours.
+limits the duration of each call. With several nodes, MPI starts and observes one process on each
+node. These processes have the watchdog, but `run_guarded` is not used.
 """
 
 import faulthandler

@@ -80,7 +80,8 @@ def run_workers(arguments: Sequence[str], processes: int) -> int:
                     "others were stopped; the same command continues from the last save, with "
                     "any number of processes"
                 ) from error
-        # A leader that ended as preempted only received SIGTERM because another worker had failed.
+        # If another worker fails, the leader receives SIGTERM and ends as preempted. The failure of
+        # the other worker is the cause.
         _, first = min(
             error.failures.items(),
             key=lambda each: (each[1].exitcode == ExitCode.PREEMPTED, each[0]),

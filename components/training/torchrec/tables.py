@@ -154,7 +154,7 @@ class _Group:
     features: list[int]
     """Features of the kernel that look up rows of this group, by position."""
     offsets: Tensor
-    """Number of the first row of each feature's table."""
+    """Index in `rows` of the first row of each feature's table."""
     last_lookups: tuple[Tensor, Tensor] | None = None
     """Distinct rows that the last batch looked up, and their vectors, which collect gradients."""
 

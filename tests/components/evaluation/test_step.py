@@ -475,5 +475,6 @@ def test_old_rows_that_only_one_side_knows_are_refused(forgetful, capsys):
     made.change("training_set", replay_holdout_uri=None, num_replay_holdout_rows=0)
     assert main(made.flags()) == 2
     assert (
-        "raw dataset has 1500 old rows held out and the training set 0" in capsys.readouterr().err
+        "raw dataset has 1500 old holdout rows and the training set has 0"
+        in capsys.readouterr().err
     )
