@@ -204,7 +204,7 @@ def _report_release(
     serves = SERVES[rollout] if target is not None and target.triton_urls else "is published"
     served = (promotion_journal.current(store), promotion_journal.canary_at_work(store))
     if done.version not in {each.version for each in served if each is not None}:
-        serves = "served for this run before and serves no longer"
+        serves = "was released for this run earlier, and is no longer served"
     note.reason = f"version {done.version} {serves}; {verdict.sentence}"
     note.facts = {
         "rollout": rollout,

@@ -187,10 +187,7 @@ def _check_requests(click: NDArray[np.int8], group: NDArray[np.int64]) -> Check 
             f"about {needed:,} held-out rows are needed, there are {len(click):,}: {_MORE_ROWS}"
         )
     else:
-        advice = (
-            f"no held-out row is one of the {rarer}: bring rows in which both labels are "
-            "among the newest"
-        )
+        advice = f"the held-out rows contain no {rarer}: bring newer rows that contain both labels"
     return Check(
         name=f"requests with {rarer}",
         value=requests,
@@ -251,8 +248,8 @@ def _check_interval(
     assert limit is not None
     if found is None:
         detail = (
-            "there is no interval, because no rows are in the wrong order or all but "
-            f"{MIN_DEGREES} requests hardly count"
+            "the interval is undefined, because no rows are in the wrong order, or at most "
+            f"{MIN_DEGREES} requests determine the result"
         )
         return replace(check, detail=detail, advice=_MORE_ROWS)
     result = PASS if found.low >= limit else FAIL if found.high < limit else INCONCLUSIVE
@@ -273,7 +270,7 @@ def _more_rows(found: AucEstimate | AucDifference, limit: float, *, num_rows: in
     is_far = distance > width / 100
     needed = math.ceil(num_rows * (width / distance) ** 2) if is_far else None
     about = "more than 10,000 times as many" if needed is None else f"about {needed:,}"
-    return f"{about} held-out rows would decide it, there are {num_rows:,}: {_MORE_ROWS}"
+    return f"{about} held-out rows are needed for a decision, there are {num_rows:,}: {_MORE_ROWS}"
 
 
 def _check_slices(evidence: _Evidence, settings: GateSettings) -> Check | None:
@@ -281,7 +278,7 @@ def _check_slices(evidence: _Evidence, settings: GateSettings) -> Check | None:
     if p_values is None:
         return None
     harmed = holm(p_values, SLICE_ALPHA)
-    loss = f"lose more than {settings.max_slice_loss:.3g} of the champion's log loss"
+    loss = f"increase the log loss by more than {settings.max_slice_loss:.1%}"
     detail = f"{len(harmed)} of {len(p_values)} tested slices {loss}"
     advice = "the live model stays; bring rows of these slices, or allow it by gate.max_slice_loss"
     return Check(

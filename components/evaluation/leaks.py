@@ -80,16 +80,15 @@ def describe_leak(auc: float, aucs: dict[str, float]) -> str:
             (f", {column} comes closest with {each:.4f}" for column, each in aucs.items()), ""
         )
         return (
-            f"{too_good}: no column decides the label alone{best}; check which columns are "
+            f"{too_good}: no column predicts the label alone{best}; check which columns are "
             "filled after the click"
         )
     named = ", ".join(f"{column} ({each:.4f})" for column, each in leaks.items())
-    verb, them = ("decides", "it") if len(leaks) == 1 else ("decide", "them")
+    verb, them = ("predicts", "it") if len(leaks) == 1 else ("predict", "them")
     return (
-        f"{too_good}: {named} {verb} the label alone; unless {them} can be known before the click, "
-        f"remove {them} from "
-        "the recommender's features, accept that, and train from scratch by `evergreen run "
-        f"{FROM_SCRATCH}`"
+        f"{too_good}: {named} {verb} the label alone. If this value is not known before the "
+        f"click, remove {them} from the recommender's features, accept the changed file, and "
+        f"train from scratch by `evergreen run {FROM_SCRATCH}`"
     )
 
 

@@ -300,11 +300,11 @@ def _expect_rows(
     if copied.num_rows < _MIN_ROWS:
         found = f"{copied.num_rows} rows" if copied.num_rows else "no rows"
         others = (
-            "bring more rows by `evergreen data ingest`, or ask for others by window_start and "
-            "window_end"
+            "bring more rows by `evergreen data ingest`, or select other rows by window_start "
+            "and window_end"
         )
         again = (
-            f"; to train on all of them from scratch, {run_again('-p parent=none')}"
+            f"; to train on all rows from scratch, {run_again('-p parent=none')}"
             if baselines.parent
             else ""
         )
@@ -340,13 +340,11 @@ def _window_end_needed(lake: Lake, reader: RowReader, newest: int, *, attributio
             times += rows.table.column(EVENT_TIME).cast(pa.int64()).to_pylist()[:_MIN_ROWS]
             if len(times) >= _MIN_ROWS:
                 return (
-                    f"a window_end of {to_iso(times[_MIN_ROWS - 1] + 1 + attribution)} or later "
-                    "would do"
+                    f"use a window_end of {to_iso(times[_MIN_ROWS - 1] + 1 + attribution)} or later"
                 )
     return (
-        f"the lake holds {len(times)} such rows, so no window would do before more have come "
-        "(`evergreen data ingest`); to train on all rows without a comparison, "
-        f"{run_again(FROM_SCRATCH)}"
+        f"the lake has only {len(times)} such rows: bring more rows by `evergreen data "
+        f"ingest`; to train on all rows without a comparison, {run_again(FROM_SCRATCH)}"
     )
 
 

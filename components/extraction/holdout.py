@@ -104,7 +104,7 @@ def _time_at(parts: Sequence[PartFile], position: int) -> int:
         if position < part.num_rows:
             return int(_event_times(part.path)[position])
         position -= part.num_rows
-    raise AssertionError("the position is one of a row")
+    raise AssertionError("the position belongs to a row")
 
 
 def _event_times(path: Path) -> NDArray[np.int64]:

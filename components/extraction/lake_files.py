@@ -486,8 +486,8 @@ class DownloadCache:
             self.prune()
         if (free := self.free(self.folder)) < needed:
             problem = (
-                f"{len(downloads)} files of {uri} need {needed} bytes more, {free} are free "
-                "on the disk"
+                f"{len(downloads)} files of {uri} need {needed} more bytes, but only {free} "
+                "bytes are free on the disk"
             )
             raise PermanentError(f"{self.folder}: {problem}")
         return needed
@@ -559,7 +559,7 @@ class LakeFiles:
         """Ignore these files from now on, and log a warning for each."""
         for path, reason in error.reasons.items():
             name = self._names[path]
-            assert name not in self.unfit, "what is left out is not read again"
+            assert name not in self.unfit, "files that were left out are not read again"
             self.unfit[name] = QuarantinedFile.of(path, name, self.named(reason))
             logger.warning(
                 "%s is quarantined, and the run goes on without it: %s",

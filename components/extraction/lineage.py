@@ -154,9 +154,9 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--store", required=True, help="folder or URI of the registry")
     only = parser.add_mutually_exclusive_group()
-    only.add_argument("--day", help="this day alone, UTC, YYYY-MM-DD")
-    only.add_argument("--model", help="this model's id alone, or current")
-    parser.add_argument("--lake", help="lake, folder or its URI, or gs://")
+    only.add_argument("--day", help=("report only this UTC day, YYYY-MM-DD"))
+    only.add_argument("--model", help=("report only the model with this id, or current"))
+    parser.add_argument("--lake", help=("lake: folder, file:// URI or gs:// URI"))
     add_listing_flags(parser)
     return parser
 

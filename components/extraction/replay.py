@@ -174,7 +174,7 @@ def _draw(
         if any(counts.values())
     ]
     logger.info(
-        "of %d days before the window: %d rows to replay, %d held out",
+        "old rows from %d days before the window: %d for training, %d held out",
         len(drawn),
         *num_drawn.values(),
     )

@@ -125,8 +125,8 @@ def expect_parents_columns(
         raise ContractError(
             f"this run excludes the columns {sorted(excluded) or 'none'}, expected the columns "
             f"that its parent {parent.model.model_id} excludes: "
-            f"{sorted(excluded_before) or 'none'}. Exclude those, or, to train from scratch, "
-            + run_again("-p parent=none")
+            f"{sorted(excluded_before) or 'none'}. Exclude the same columns, or, to train from "
+            "scratch, " + run_again("-p parent=none")
         )
 
 

@@ -104,7 +104,7 @@ def _message(outcome: RunOutcome, notes: Sequence[StepNote]) -> dict[str, str]:
     if outcome.state == "released":
         title, done = f"Version {outcome.version} was released", f"{outcome.reason}" or "released"
     elif outcome.state == "canary":
-        title, done = f"Version {outcome.version} runs beside the live one", outcome.reason
+        title, done = (f"Version {outcome.version} runs beside the live version"), outcome.reason
     elif outcome.state == "evaluated":
         title, done = "A new model was evaluated", outcome.reason
     elif outcome.state == "refused":

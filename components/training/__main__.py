@@ -46,7 +46,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--run",
         required=True,
         default=argparse.SUPPRESS,
-        help="name of the run (a second try continues from the first's save)",
+        help="name of the run (a second try continues from the last save)",
     )
     add(
         "--store",

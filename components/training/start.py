@@ -332,8 +332,8 @@ def _network_before(parent: Model, config: NetworkConfig) -> NetworkConfig:
         kept = network.as_document()
         raise ContractError(
             f"network of this run has {other}, expected the parent {parent.model_id}'s "
-            f"{ {name: kept.get(name) for name in other} }; use those, or, to train from scratch, "
-            + run_again("-p parent=none")
+            f"{ {name: kept.get(name) for name in other} }; use the parent's values, or, to "
+            "train from scratch, " + run_again("-p parent=none")
         )
     return network
 

@@ -105,7 +105,7 @@ def _way_on(report: ValidationReport, arguments: argparse.Namespace) -> str:
         {**set_already, **dict.fromkeys(sorted(blocking), WARN)}, separators=(",", ":")
     )
     again = run_again(f"--set 'validation.actions={actions}'")
-    return f"{correct}, or, if they are as they should be, {again}"
+    return f"{correct}, or, if the rows are correct, {again}"
 
 
 def _run_step(arguments: argparse.Namespace, store: Path) -> ValidationReport:

@@ -71,7 +71,7 @@ def parse_options(text: str) -> PipelineOptions:
             options = PipelineOptions(shlex.split(text))
             given = options.get_all_options(drop_default=True, retain_unknown_options=True)
         if unknown := sorted(set(given) - set(options.get_all_options())):
-            raise ValueError(f"they hold unknown ones: {', '.join(unknown)}")
+            raise ValueError(f"unknown options are {', '.join(unknown)}")
         _check_runner(options)
     except (SystemExit, ImportError, ValueError, AttributeError) as error:
         # argparse prints the error after its usage and exits.
@@ -92,7 +92,9 @@ def _check_runner(options: PipelineOptions) -> None:
         image = options.view_as(WorkerOptions).sdk_container_image
         needed |= {"project": google.project, "region": google.region, "sdk_container_image": image}
     if missing := [f"--{name}" for name, value in needed.items() if not value]:
-        raise ValueError(f"they lack {', '.join(missing)} (docs/kubernetes/large-windows.md)")
+        raise ValueError(
+            f"missing options are {', '.join(missing)} (docs/kubernetes/large-windows.md)"
+        )
     # Beam passes `sys.executable` unquoted to a shell. With a space in the path, the job would wait
     # forever.
     if (
@@ -100,8 +102,8 @@ def _check_runner(options: PipelineOptions) -> None:
         and " " in sys.executable
     ):
         raise ValueError(
-            f"direct_running_mode is multi_processing under {sys.executable!r}, expected no spaces "
-            "there"
+            f"direct_running_mode is multi_processing under {sys.executable!r}, expected a "
+            "path without spaces"
         )
     FileSystems.get_filesystem(google.temp_location)
     # Beam's own check asks Google for the bucket, and waits minutes for credentials if there are

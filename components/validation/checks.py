@@ -200,9 +200,9 @@ def _observe_domain(measured: Measured, rules: ValidationSettings) -> Observatio
         return
     num_gone = rows.num_outside if rows.quarantined else 0
     total = rows.dataset.num_train_rows + num_gone
-    gone = f", {num_gone} of them quarantined by it" if num_gone else ""
+    gone = (f", and {num_gone} of these rows are quarantined") if num_gone else ""
     detail = (
-        f"rule {DOMAIN} is broken by {rows.num_outside} of {total} rows{gone}; first: "
+        f"{rows.num_outside} of {total} rows break rule {DOMAIN}{gone}; first: "
         f"{'; '.join(rows.examples)}"
     )
     yield Observation(rule=DOMAIN, column=DATASET, detail=detail, num_quarantined=num_gone)
@@ -239,7 +239,7 @@ def _observe_anomalies(measured: Measured, rules: ValidationSettings) -> Observa
             is_chance = is_share and _may_be_chance(
                 columns.get(name), wanted[name].presence.min_fraction
             )
-            detail += " In so few rows that may be chance." if is_chance else ""
+            detail += (" With so few rows, the cause may be chance.") if is_chance else ""
             action = INFO if is_chance else None
             yield Observation(rule=rule, column=name, detail=detail.rstrip("."), action=action)
 
@@ -299,12 +299,12 @@ def _empty_column(
         return Observation(rule=rule, column=name, detail=f"{detail}, as before", action=INFO)
     expected = before.num_values * rows / before.num_rows
     detail += (
-        f", had values in {before.num_values} of {before.num_rows} rows before: {expected:.0f} "
-        "were expected"
+        f"; earlier, {before.num_values} of {before.num_rows} rows had values, so "
+        f"{expected:.0f} values were expected"
     )
     required = {f.name for f in schema.feature if f.presence.min_count or f.presence.min_fraction}
     if name not in required:
-        detail += "; the schema calls it optional"
+        detail += "; the column is optional in the schema"
         return Observation(rule=rule, column=name, detail=detail, action=INFO)
     rule = rule if expected >= _CERTAIN_ROWS else "column_empty_by_chance"
     return Observation(rule=rule, column=name, detail=detail)
@@ -354,8 +354,10 @@ def observe_drift(drift: list[ColumnDrift], rules: ValidationSettings) -> Observ
             detail = (
                 f"{name} drifted: {_describe_change(entry)}"
                 if entry.drifted
-                else f"{name} differs from earlier windows as the champion's newest one does: "
-                f"{_describe_change(entry)}"
+                else (
+                    f"{name} differs from the earlier windows, and so does the champion's "
+                    f"newest window: {_describe_change(entry)}"
+                )
             )
             yield Observation(
                 rule="drift",
@@ -370,8 +372,8 @@ def observe_drift(drift: list[ColumnDrift], rules: ValidationSettings) -> Observ
             )
         if new is not None and new > rules.new_value_share:
             detail = (
-                f"{name} has categories that the champion never saw in at least {new:.1%} of "
-                "the rows"
+                f"at least {new:.1%} of the rows have a category of {name} that the champion "
+                "was not trained on"
             )
             limit = rules.new_value_share
             yield Observation(
@@ -405,12 +407,12 @@ def _describe_values(entry: ColumnDrift) -> str:
     if moved and effect >= threshold:
         value = "a user" if moved.value is None else f"value {moved.value}"
         return (
-            f"{value} went from {moved.share_before:.1%} to {moved.share_now:.1%} "
-            f"(change {interval}, matters from {threshold:.4f})"
+            f"{value} went from {moved.share_before:.1%} to {moved.share_now:.1%} (change "
+            f"{interval}, threshold {threshold:.4f})"
         )
     if moved or entry.new_value_share is not None:
-        return f"many of its values changed their shares (divergence {entry.divergence:.4f} bits)"
-    return f"divergence {effect:.4f} bits ({interval}, matters from {threshold:.4f})"
+        return f"the shares of many values changed (divergence {entry.divergence:.4f} bits)"
+    return f"divergence {effect:.4f} bits ({interval}, threshold {threshold:.4f})"
 
 
 def observe_skew(skew: Skew | None, rules: ValidationSettings) -> Observations:
@@ -444,9 +446,8 @@ def observe_skew(skew: Skew | None, rules: ValidationSettings) -> Observations:
 
 def _describe_skew(entry: SkewEntry) -> str:
     text = (
-        f"{entry.feature} is not what was served in {entry.differing:,} of {entry.num_rows:,} "
-        "joined rows, "
-        f"{entry.effect:.2%}"
+        f"{entry.feature} differs from the served value in {entry.differing:,} of "
+        f"{entry.num_rows:,} joined rows, {entry.effect:.2%}"
     )
     if entry.factor is not None:
         text += f"; training has {entry.factor:.4g} times the served value"

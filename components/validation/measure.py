@@ -84,8 +84,8 @@ class KeptWindows:
                     else ("categorical", "numeric")
                 )
                 raise ContractError(
-                    f"feature {name} is {now}, was {before} in the champion's rows: give it a new "
-                    "name"
+                    f"feature {name} is {now}, and was {before} in the champion's rows: give "
+                    "it a new name"
                 )
 
     def write(self, path: Path) -> None:

@@ -215,7 +215,7 @@ def accept_schema(
     schema = read_schema(source)
     _expect_usable(schema, f"schema {source}")
     if not reason.strip():
-        raise ContractError("reason is empty, expected why this schema is accepted")
+        raise ContractError("reason is empty, expected the reason for this version")
     before = _newest_accepted(store)
     base, path = (
         (f"version {before.version}", version_path(store, before.version))
@@ -332,7 +332,7 @@ def _accept(store: Path, arguments: argparse.Namespace) -> int:
         change=arguments.change,
     )
     print(
-        f"version {line.version} is in force from the next round on: "
+        f"version {line.version} is in force from the next run on: "
         f"{version_path(store, line.version)}"
     )
     return ExitCode.DONE
@@ -343,7 +343,7 @@ def _log(store: Path, arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps([asdict(line) for line in lines], indent=2))
     elif not lines:
-        print("no schema was accepted yet: rounds are checked by their champion's")
+        print("no schema was accepted yet: each run is checked by the schema of its champion")
     else:
         print_table(LOG, map(_cells, lines), wide=arguments.wide)
     return ExitCode.DONE
@@ -400,7 +400,7 @@ def _find_schema(store: Path, which: str, work: str) -> Path:
     else:
         path, hint = (
             Path(which),
-            f"schema {which!r} is no file, expected one, or force, live, a version or run:NAME",
+            f"schema {which!r} is not a file, expected a file, force, live, a version or run:NAME",
         )
     if not path.is_file():
         raise ContractError(hint)

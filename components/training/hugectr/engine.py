@@ -261,7 +261,8 @@ class HugectrEngine:
         except HUGECTR_ERRORS as error:
             raise PermanentError(
                 f"HugeCTR stopped at step {self.num_steps + 1} with {self._sizes(batch_size)} "
-                f"(free memory: {free_memory()}): {first_line(error)}; its log names the reason"
+                f"(free memory: {free_memory()}): {first_line(error)}; HugeCTR's log names the "
+                "reason"
             ) from error
 
     def _step(self, running: _Running, rate: Rate, *, stage: Stage, number: int) -> None:
@@ -312,8 +313,8 @@ class HugectrEngine:
                 model, reader = built(self._hugectr, blueprint, self._nodes)
         except HUGECTR_ERRORS as error:
             raise PermanentError(
-                f"HugeCTR cannot build the network with {self._sizes(batch_size)} (free memory: "
-                f"{free_memory()}): {first_line(error)}; its log names the reason"
+                f"HugeCTR cannot build the network with {self._sizes(batch_size)} (free "
+                f"memory: {free_memory()}): {first_line(error)}; HugeCTR's log names the reason"
             ) from error
         with bounded(self._minutes):
             self._load(model)

@@ -283,8 +283,8 @@ def _require_all_keys(keys: NDArray[np.int64], num_rows: int, path: Path) -> Non
     seen[keys] = True
     if missing := int((~seen).sum()):
         raise ContractError(
-            f"{path} lacks {missing} keys and has others twice, expected each of 0..{num_rows - 1} "
-            "once"
+            f"{path} lacks {missing} keys and has other keys twice, expected each key "
+            f"0..{num_rows - 1} once"
         )
 
 

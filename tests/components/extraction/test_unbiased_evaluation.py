@@ -72,7 +72,7 @@ def test_no_row_that_evaluates_was_learned_by_any_baseline(
     if run_main(flags, **asked) != 0:
         message = capsys.readouterr().err
         assert any(refusal in message for refusal in REFUSALS), message
-        if found := re.search(r"a window_end of (\S+) or later would do", message):
+        if found := re.search(r"use a window_end of (\S+) or later", message):
             assert "window_end" in asked or "attribution_hours" in asked
             code = run_main(flags, **{**asked, "window_end": found[1]})
             assert (

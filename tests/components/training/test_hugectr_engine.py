@@ -136,7 +136,7 @@ def cut_vectors(folder):
     [
         (cut_vectors, r"emb_vector has \d+ bytes, expected \d+"),
         (lambda folder: (folder / DENSE_FILE).unlink(), f"{DENSE_FILE} cannot be read"),
-        (change_key, "lacks 1 keys and has others twice"),
+        (change_key, "lacks 1 keys and has other keys twice"),
         (used_tail, "has values after row"),
     ],
     ids=["cut", "absent", "a key twice", "moments elsewhere"],

@@ -268,7 +268,7 @@ def test_rows_and_results_pass_through_bucket_that_is_emptied_afterwards(files, 
     [
         ("--project=p", "lack --runner, --temp_location"),
         ("--runner=NoRunner --temp_location=/tmp", "cannot be used: .*NoRunner"),
-        ("--runner=DirectRunner --bogus=1", "unknown ones: bogus"),
+        ("--runner=DirectRunner --bogus=1", "unknown options are bogus"),
         ("--runner=DirectRunner --temp_location=nowhere://b/t", "nowhere"),
         ("--runner=DataflowRunner --num_workers=many", "invalid int value: 'many'"),
         ("--runner='DirectRunner", "No closing quotation"),

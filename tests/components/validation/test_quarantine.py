@@ -107,7 +107,7 @@ def test_offending_rows_are_quarantined_with_reason_and_rest_is_passed_on(scenar
         "warn",
     )
     assert (
-        "broken by 2 of 600 rows, 2 of them quarantined by it; first: I2 is 1e+09, expected"
+        "2 of 600 rows break rule domain, and 2 of these rows are quarantined; first: I2 is 1e+09, expected"
         in finding.detail
     )
     gone = rows_of(valid.quarantine_uri)
