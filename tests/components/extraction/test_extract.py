@@ -90,7 +90,7 @@ def test_empty_window_names_itself_and_what_lake_holds(lake, run_step):
         "least 10; "
         f"lake {lake.files.name} holds days 2026-03-01 to 2026-03-02: bring more rows by "
         "`evergreen data ingest`, or select "
-        "for others by window_start and window_end"
+        "other rows by window_start and window_end"
     )
 
 

@@ -107,8 +107,8 @@ def test_offending_rows_are_quarantined_with_reason_and_rest_is_passed_on(scenar
         "warn",
     )
     assert (
-        "2 of 600 rows break rule domain, and 2 of these rows are quarantined; first: I2 is 1e+09, expected"
-        in finding.detail
+        "2 of 600 rows break rule domain, and 2 of these rows are quarantined; first: I2 is "
+        "1e+09, expected" in finding.detail
     )
     gone = rows_of(valid.quarantine_uri)
     assert keys_of(gone) == [keys_of(table.to_pandas())[at] for at in (3, 500)]

@@ -138,8 +138,8 @@ def test_rare_column_empty_in_small_window_warns_because_it_may_be_chance(
     code, report = step(write_rows(rows, name="small"), run="small")
     assert (code, blocking(report)) == (0, [])
     assert (
-        "I7 has no value in any of 200 rows; earlier, 30 of 3000 rows had values, so 2 values were expected"
-        in reasons(report)
+        "I7 has no value in any of 200 rows; earlier, 30 of 3000 rows had values, so 2 values "
+        "were expected" in reasons(report)
     )
     rows = checked(1500, I7=pa.nulls(1500, pa.float32()))
     code, report = step(write_rows(rows, name="large"), run="large")
