@@ -77,7 +77,7 @@ MAX_SHOWN = 40
 """Number of slices whose metrics are on the card. The card shows the slices with the smallest
 p-values."""
 _HOUR_SECONDS = 3_600
-_NOTHING = MISSING_CATEGORY - 1
+_UNCOUNTED = MISSING_CATEGORY - 1
 """Placeholder in a slot that is not counted. A slot is not counted if an earlier slot of the row
 has the same value, or if the slot is empty and another slot has a value."""
 _MORE_ROWS = "bring more rows, or hold out a larger share of them (extraction.holdout_fraction)"
@@ -485,20 +485,20 @@ def _by_value(
 
     A row belongs to the slice of each of its values, or to `missing` if it has no value.
     """
-    held = np.sort(values, axis=1)
-    held[:, 1:][held[:, 1:] == held[:, :-1]] = _NOTHING
-    held[:, 0][(held[:, 0] == MISSING_CATEGORY) & (values != MISSING_CATEGORY).any(axis=1)] = (
-        _NOTHING
-    )
-    distinct, counts = np.unique(held[held != _NOTHING], return_counts=True)
+    entries = np.sort(values, axis=1)
+    entries[:, 1:][entries[:, 1:] == entries[:, :-1]] = _UNCOUNTED
+    entries[:, 0][
+        (entries[:, 0] == MISSING_CATEGORY) & (values != MISSING_CATEGORY).any(axis=1)
+    ] = _UNCOUNTED
+    distinct, counts = np.unique(entries[entries != _UNCOUNTED], return_counts=True)
     if len(distinct) < 2:
         return
     top = distinct[np.argsort(-counts, kind="stable")][:_TOP_VALUES]
     for value in top:
         text = "missing" if value == MISSING_CATEGORY else shown.text(column, int(value))
-        yield f"{column}: {text}", np.logical_or.reduce(held == value, axis=1)
+        yield f"{column}: {text}", np.logical_or.reduce(entries == value, axis=1)
     if len(distinct) > _TOP_VALUES:
-        is_other = np.isin(held, [*top, _NOTHING], invert=True)
+        is_other = np.isin(entries, [*top, _UNCOUNTED], invert=True)
         yield (
             f"{column}: other {len(distinct) - _TOP_VALUES} values",
             np.logical_or.reduce(is_other, axis=1),

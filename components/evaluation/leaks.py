@@ -96,9 +96,9 @@ class _ClickRates:
     """Click rate of each value of a column in the training rows."""
 
     def __init__(self, labels: NDArray[np.int8], values: NDArray[Any]) -> None:
-        rows, held = _held(values)
+        rows, entries = _entries(values)
         self._rate = float(labels.mean()) if len(labels) else 0.5
-        self._values, index = np.unique(held, return_inverse=True)
+        self._values, index = np.unique(entries, return_inverse=True)
         clicks = np.bincount(index, weights=labels[rows], minlength=len(self._values))
         # A value's click rate is smoothed by one additional row with the overall click rate,
         # because a value with few rows is weak evidence.
@@ -110,11 +110,13 @@ class _ClickRates:
         The rate of a list is the mean of the rates of its values. Values without training rows have
         the overall rate.
         """
-        rows, held = _held(values)
-        rates = np.full(len(held), self._rate)
+        rows, entries = _entries(values)
+        rates = np.full(len(entries), self._rate)
         if len(self._values):
-            at = np.minimum(np.searchsorted(self._values, held), len(self._values) - 1)
-            is_known = (self._values[at] == held) | (np.isnan(self._values[at]) & np.isnan(held))
+            at = np.minimum(np.searchsorted(self._values, entries), len(self._values) - 1)
+            is_known = (self._values[at] == entries) | (
+                np.isnan(self._values[at]) & np.isnan(entries)
+            )
             rates[is_known] = self._rates[at[is_known]]
         averages: NDArray[np.float64] = np.bincount(
             rows, weights=rates, minlength=len(values)
@@ -122,17 +124,17 @@ class _ClickRates:
         return averages
 
 
-def _held(values: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[Any]]:
+def _entries(values: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[Any]]:
     """Return the row and the value of each entry in `values` [n, slots].
 
     A row without values gets one entry with the missing value.
     """
-    is_held = np.ones(values.shape, bool)
+    is_entry = np.ones(values.shape, bool)
     if values.shape[1] > 1:
-        is_held = values != MISSING_CATEGORY
-        is_held[:, 0] |= ~is_held.any(axis=1)
-    rows, _ = np.nonzero(is_held)
-    return rows, values[is_held]
+        is_entry = values != MISSING_CATEGORY
+        is_entry[:, 0] |= ~is_entry.any(axis=1)
+    rows, _ = np.nonzero(is_entry)
+    return rows, values[is_entry]
 
 
 def _ranks(scores: NDArray[np.float64]) -> NDArray[np.int64]:

@@ -205,7 +205,7 @@ def _row_groups(path: Path) -> list[RowGroup]:
     return [RowGroup(group_times(each) if is_time else None, each.num_rows) for each in groups]
 
 
-def _may_hold_rows(groups: Iterable[RowGroup], span: TimeSpan) -> bool:
+def _may_contain_rows(groups: Iterable[RowGroup], span: TimeSpan) -> bool:
     """Return whether a file may have rows within `span`, by the statistics of its row groups."""
     return any(times is None or span.overlaps(times.first, times.last) for times, _ in groups)
 
@@ -394,7 +394,7 @@ class Lake:
                 PlannedFile(paths[file], file.size, files.sha256.get(file.name))
                 for file in files.files
                 if file in late_files
-                or (not span.is_empty and _may_hold_rows(footers[paths[file]], span))
+                or (not span.is_empty and _may_contain_rows(footers[paths[file]], span))
             ],
             chunks=chunks,
             late_chunks=late_chunks,

@@ -429,7 +429,7 @@ class DownloadCache:
         missing = [
             each
             for each in wanted
-            if self.path(each) not in self._used and not self._is_whole(each)
+            if self.path(each) not in self._used and not self._is_complete(each)
         ]
         self._used.update(map(self.path, wanted))
         if not missing:
@@ -457,7 +457,7 @@ class DownloadCache:
             elif path not in self._used and path.with_suffix("") not in self._used:
                 path.unlink()
 
-    def _is_whole(self, wanted: ObjectInfo) -> bool:
+    def _is_complete(self, wanted: ObjectInfo) -> bool:
         """Return whether the cache has the complete object with the listed bytes.
 
         A file with the wrong bytes is removed.

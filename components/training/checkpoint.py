@@ -184,7 +184,7 @@ class CheckpointFolder:
             return replace(found, final_step=None)  # the final weights were moved to the registry
         return found
 
-    def forget(self) -> None:
+    def remove(self) -> None:
         """Remove the checkpoint. If the removal is interrupted, `load` finds nothing."""
         (self.path / _PROGRESS).unlink(missing_ok=True)
         shutil.rmtree(self.path, ignore_errors=True)

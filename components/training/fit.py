@@ -142,8 +142,8 @@ class _DivergedError(PermanentError):
     """A loss or a score is not finite."""
 
 
-class _TrialLost(Exception):  # noqa: N818 - no error
-    """The rate of this trial cannot win any more, because an earlier rate is better."""
+class _TrialAbandoned(Exception):  # noqa: N818 - no error
+    """The trial was ended early, because an earlier learning rate is already better."""
 
 
 class _Fit:
@@ -210,11 +210,11 @@ class _Fit:
         while self._state.now.trial < len(self._learning_rates):
             try:
                 while self._state.now.passes < self._settings.passes:
-                    now = self._learn_pass()
+                    now = self._train_pass()
                     self._save_state(replace(self._state, now=now))
                 self._end_trial()
-            except _TrialLost:
-                self._leave_trial()
+            except _TrialAbandoned:
+                self._start_next_trial()
             except _DivergedError as error:
                 self._abandon_trial(error)
         self._finish()
@@ -298,7 +298,7 @@ class _Fit:
             )  # the last step may have diverged
             self._save(self._state)
             self._state = replace(self._state, best=self._state.now)
-        self._leave_trial()
+        self._start_next_trial()
 
     def _abandon_trial(self, error: _DivergedError) -> None:
         """Abandon a diverged trial if an earlier one has ended.
@@ -310,9 +310,9 @@ class _Fit:
             raise error
         logger.warning("learning rate %g is abandoned: %s", self._learning_rates[trial], error)
         self._state = replace(self._state, evaluations=(*self._state.evaluations[:trial], DIVERGED))
-        self._leave_trial()
+        self._start_next_trial()
 
-    def _leave_trial(self) -> None:
+    def _start_next_trial(self) -> None:
         """Restore the initial weights for the next trial.
 
         After the last trial, restore the best weights.
@@ -475,7 +475,7 @@ class _Fit:
             return lambda step: full
         return lambda step: full * min(1.0, max(total - step + 1, 1) / total / _DECAYING_SHARE)
 
-    def _learn_pass(self) -> Position:
+    def _train_pass(self) -> Position:
         """Train from the current position to the end of its pass, and return the new position.
 
         The seed of a segment depends only on its position, so an interrupted pass takes the same
@@ -491,13 +491,13 @@ class _Fit:
             if now.batches == self._evaluated_at and len(self._state.evaluations) == now.trial:
                 self._evaluate(order)
                 if best_of(self._state.evaluations) != now.trial:
-                    raise _TrialLost
+                    raise _TrialAbandoned
             stop = min(
                 now.batches + segment,
                 num_batches if now.batches >= self._evaluated_at else self._evaluated_at,
             )
             numbers = order.rows(now.batches * batch_size, stop * batch_size)
-            loss = self._learn_segment(numbers, now, rate)
+            loss = self._train_segment(numbers, now, rate)
             if not math.isfinite(loss):
                 raise _DivergedError(
                     f"loss is not finite in pass {now.passes + 1}, batches {now.batches + 1} to "
@@ -510,10 +510,10 @@ class _Fit:
                 emitted_at = self._clock()
                 self._report(
                     {
-                        **self._where(now),
+                        **self._position_numbers(now),
                         "batches": num_batches,
                         "segment_loss": loss,
-                        **self._speed(),
+                        **self._speed_numbers(),
                     }
                 )
             must_stop = self._should_stop()
@@ -525,10 +525,12 @@ class _Fit:
                     f"{num_batches}"
                 )
         mean_loss = now.loss_sum / num_batches
-        self._report({**self._where(now), "training_loss": mean_loss, **self._speed()})
+        self._report(
+            {**self._position_numbers(now), "training_loss": mean_loss, **self._speed_numbers()}
+        )
         return replace(now, passes=now.passes + 1, batches=0, loss_sum=0.0)
 
-    def _learn_segment(self, numbers: NDArray[np.int64], now: Position, rate: Rate) -> float:
+    def _train_segment(self, numbers: NDArray[np.int64], now: Position, rate: Rate) -> float:
         began = self._clock()
         seed = derived_seed(self._settings.seed, now.passes + 1, now.batches + 1)
         loss = self._engine.train(
@@ -538,10 +540,10 @@ class _Fit:
         self._seconds += self._clock() - began
         return loss
 
-    def _where(self, now: Position) -> Numbers:
+    def _position_numbers(self, now: Position) -> Numbers:
         return {"step": now.step, "trial": now.trial, "pass": now.passes + 1, "batch": now.batches}
 
-    def _speed(self) -> Numbers:
+    def _speed_numbers(self) -> Numbers:
         return {"rows_per_second": self._rows_per_second}
 
     @property

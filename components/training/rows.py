@@ -126,7 +126,7 @@ def open_rows(
     groups = [group for folder in folders for group in _row_groups(folder)]
     starts = np.cumsum([0, *(group.num_rows for group in groups)]).tolist()
     parts = [slice(*bounds) for bounds in zip(starts, starts[1:])][share.number :: share.of]
-    rows = _map_nameless_files(cache, starts[-1], alike=folders[0], written=parts)
+    rows = _map_temporary_files(cache, starts[-1], alike=folders[0], written=parts)
     # Arrow and NumPy release the GIL while they work. If several row groups fail, the error of the
     # first failed group is raised.
     with ThreadPoolExecutor(pa.cpu_count(), "decode") as pool:
@@ -139,7 +139,7 @@ def open_rows(
     return replace(rows, group_starts=np.array(starts[:-1], np.int64))
 
 
-def _map_nameless_files(
+def _map_temporary_files(
     folder: Path, num_rows: int, *, alike: RowFolder, written: Sequence[slice]
 ) -> Rows:
     """Return zeroed arrays for `num_rows` rows, each in a memory-mapped temporary file.

@@ -236,7 +236,7 @@ def grow(
             for name, values in new.dense.items():
                 if name in axes:
                     if name in old.dense:
-                        _carry_positions(
+                        _copy_positions(
                             old.dense[name], values, old_axis=axes_before[name], new_axis=axes[name]
                         )
                 elif name in old.dense:
@@ -244,7 +244,7 @@ def grow(
                 elif new is grown.weights:
                     values[:] = fresh[name]
             random = np.random.default_rng(seed) if new is grown.weights else None
-            _carry_tables(old, new, before=before, now=now, changes=changes, random=random)
+            _copy_tables(old, new, before=before, now=now, changes=changes, random=random)
 
 
 def _fresh_dense(config: NetworkConfig, seed: int) -> dict[str, NDArray[np.float32]]:
@@ -269,7 +269,7 @@ def _refuse_new_lists_of_known_vectors(now: Features, before: Features) -> None:
             )
 
 
-def _carry_positions(
+def _copy_positions(
     old: NDArray[np.float32],
     new: NDArray[np.float32],
     *,
@@ -286,7 +286,7 @@ def _carry_positions(
     np.moveaxis(new, new_axis[0], 0)[here] = np.moveaxis(old, old_axis[0], 0)[there]
 
 
-def _carry_tables(
+def _copy_tables(
     old: Tensors,
     new: Tensors,
     *,

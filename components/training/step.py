@@ -299,12 +299,12 @@ def _engine(request: TrainingRun, training_set: TrainingSet, folder: Path) -> It
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def forget_checkpoint(work: Path, run: str) -> None:
+def remove_checkpoint(work: Path, run: str) -> None:
     """Remove the run's checkpoint after its model and manifest are written.
 
     Without a checkpoint, a new try fits from the start.
     """
-    CheckpointFolder(work / run / "training" / _CHECKPOINT).forget()
+    CheckpointFolder(work / run / "training" / _CHECKPOINT).remove()
 
 
 def _begin(folder: Path, fingerprint: str, clock: Callable[[], datetime]) -> datetime:

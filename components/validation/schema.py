@@ -25,7 +25,7 @@ from evergreen.contracts import raw_rows
 from evergreen.contracts.manifests import RawDataset
 
 _STANDARD_ERRORS = 4.0
-_ALIKE_ROWS = 64
+_CORRELATED_ROWS = 64
 """Number of correlated rows that count as one independent row. The true correlation within a
 request is unknown."""
 _SMALLEST_ROWS = 10_000
@@ -185,15 +185,15 @@ def possible_shares(share: float, rows: int) -> tuple[float, float]:
     """Return the lowest and highest true share that are consistent with an observed share.
 
     The result is the exact interval of Clopper and Pearson. The confidence level is the probability
-    that a normal variable is within `_STANDARD_ERRORS` standard errors. Only `rows / _ALIKE_ROWS`
-    rows count as independent. A column of the context is missing either in all rows of a request or
-    in none.
+    that a normal variable is within `_STANDARD_ERRORS` standard errors. Only `rows /
+    _CORRELATED_ROWS` rows count as independent, because a context column is missing in all rows of
+    a request or in none.
 
     >>> low, high = possible_shares(0.5, 64_000)
     >>> round(low, 3), round(high, 3)
     (0.437, 0.563)
     """
-    independent, tail = rows / _ALIKE_ROWS, special.ndtr(-_STANDARD_ERRORS)
+    independent, tail = rows / _CORRELATED_ROWS, special.ndtr(-_STANDARD_ERRORS)
     hits, others = share * independent, (1 - share) * independent
     low = float(special.betaincinv(hits, others + 1, tail)) if hits > 0 else 0.0
     high = float(special.betainccinv(hits + 1, others, tail)) if others > 0 else 1.0
