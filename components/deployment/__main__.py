@@ -4,12 +4,13 @@ The step exports the graph, checks its parity, and appends a request to the jour
 registry. The controller carries out the request and records an answer. If no controller accepts the
 request in time, the step withdraws the request and ends with code 3.
 
-docs/reference/exit-codes.md lists the exit codes. Code 1 means that the model must not be released:
-the verdict is a rejection, `rollout` is `none`, the champion of the verdict is no longer live, or a
-canary is running. Only a new run can help, because a retry of the step gives the same result. A
-retry after code 0 gives the same result too, even if the version was rolled back since. After codes
-2 and 3, the previous live version is still live, and a retry asks again. The retry is refused if
-somebody asked for a rollback since the first request of the run.
+docs/reference/exit-codes.md lists the exit codes. Code 1 means that the model must not be released.
+The reason may be that the gate rejected the model or that `rollout` is `none`. Other reasons are a
+running canary, and a verdict whose champion is no longer live. Only a new run can help, because a
+retry of the step gives the same result. A retry after code 0 gives the same result too, even if the
+version was rolled back since. After codes 2 and 3, the previous live version is still live, and a
+retry asks again. The retry is refused if somebody asked for a rollback since the first request of
+the run.
 """
 
 import argparse

@@ -129,7 +129,7 @@ def evaluate(
 def _find_leaks(raw: RawDataset, auc: float | None) -> tuple[dict[str, float], list[str]]:
     """Return each column's own AUC and a warning.
 
-    Both results are empty unless the candidate's AUC is suspiciously high.
+    The dictionary and the list are empty unless the candidate's AUC is suspiciously high.
     """
     if auc is None or auc <= SUSPICIOUS_AUC:
         return {}, []

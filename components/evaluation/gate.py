@@ -4,9 +4,9 @@ Two checks compare a 95 % interval with a limit. The floor check compares the ca
 floor. The champion check compares the AUC difference between candidate and champion with the
 allowed degradation (non-inferiority). The intervals are computed by DeLong's method. Rows of one
 user count as dependent. If the user is unknown, rows of one request count as dependent. An interval
-check passes if the whole interval is on the good side of the limit, and fails if the whole interval
-is on the bad side. If the limit is within the interval, the check is inconclusive. If the result is
-inconclusive, a canary can collect more evidence.
+check passes if the whole interval is on the good side of the limit. The check fails if the whole
+interval is on the bad side. If the limit is within the interval, the check is inconclusive. If the
+result is inconclusive, a canary can collect more evidence.
 
 The slice check and the calibration check cannot be inconclusive, and fail only on significant
 evidence. The slice check tests whether the log loss of a slice increases by more than the allowed
@@ -16,9 +16,9 @@ each check. The slice check and the calibration check use sample weights, becaus
 click rate. An AUC does not depend on the click rate, so the AUC checks use no weights. Other
 modules of this package compute the scores.
 
-A candidate can be weak in a slice although it is good overall. There are slices for all rows, for
-the age of categories and items, for hours of the day, for positions in ranked lists, and for
-frequent values of every column. A row of a list column belongs to the slice of each frequent
+A candidate can be weak in a slice although it is good overall. One slice contains all rows. Other
+slices are defined by the age of categories and items, the hour of the day, the position in a ranked
+list, or a frequent value of a column. A row of a list column belongs to the slice of each frequent
 element that it contains. Columns that identify a user are not sliced by value.
 """
 
@@ -79,7 +79,7 @@ p-values."""
 _HOUR_SECONDS = 3_600
 _UNCOUNTED = MISSING_CATEGORY - 1
 """Placeholder in a slot that is not counted. A slot is not counted if an earlier slot of the row
-has the same value, or if the slot is empty and another slot has a value."""
+has the same value. An empty slot is not counted if another slot has a value."""
 _MORE_ROWS = "bring more rows, or hold out a larger share of them (extraction.holdout_fraction)"
 
 

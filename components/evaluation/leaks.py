@@ -1,11 +1,11 @@
 """Find the columns that leak the label, if the candidate's AUC is suspiciously high.
 
 A column leaks the label if it is filled after the click or derived from the click. With a leaking
-column, a model ranks the held-out rows almost perfectly, but the model is useless in production,
-where the value does not exist yet. Each column is measured alone. A numeric column's AUC is the AUC
-of its values. For any other column, the score of a value is the value's click rate in the training
-rows, and the AUC is computed from the scores. The gate only warns, and people decide whether to
-remove a column.
+column, a model ranks the held-out rows almost perfectly. In production, the model is useless,
+because the value does not exist yet. Each column is measured alone. A numeric column's AUC is the
+AUC of its values. In any other column, the score of a value is the value's click rate in the
+training rows. The AUC is computed from these scores. The gate only warns, and people decide whether
+to remove a column.
 """
 
 from collections.abc import Iterator

@@ -142,7 +142,8 @@ def calibration_bins(
 
     All bins have about equally many rows.
 
-    Both numbers are weighted if rows have weights. There are never more bins than rows.
+    If rows have weights, the mean score and the click rate are weighted. There are never more bins
+    than rows.
     """
 
     def mean(values: NDArray[Any], rows: NDArray[np.int64]) -> float:

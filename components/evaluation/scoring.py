@@ -130,8 +130,8 @@ class ScoredHoldout:
 def candidate_scorer(model: Model) -> ScoreEncoded:
     """Return a function that scores encoded rows with the candidate, as in production.
 
-    As in production, features with a constant (`CategoricalOptions.served_as`) have this constant,
-    and numbers have the format of `TableSettings`.
+    Some features are served as a constant (`CategoricalOptions.served_as`) and have this constant
+    here too. The vectors have the number format of `TableSettings`.
 
     Raises:
         ContractError: The candidate's files are absent, corrupt or of another shape.
@@ -346,7 +346,7 @@ def _columns(
 ) -> list[NDArray[Any]]:
     """Concatenate each column of the batches.
 
-    The two folders may be cut into batches differently.
+    The batches of the raw folder and of the encoded folder may end at different rows.
     """
     columns = list(zip(*batches)) or [() for _ in dtypes]
     return [

@@ -2,11 +2,11 @@
 
 The holdout consists of the newest rows. No row with a time or a request of the holdout was used to
 train the candidate, its parent or the champion. On its own training rows, a model looks better than
-it is. The same holds for other rows of the same requests, because the rows of a request are alike.
-The split is therefore a point in time after the newest training row of the parent and the champion.
-A row after the split is dropped if its request has rows before the split. The dropped row is not
-lost, because the next run begins after the newest training row of this run. If all other rows of a
-request are before the window, this run cannot detect the request. Late rows
+it is. A model also looks better on other rows of the same requests, because the rows of a request
+are alike. The split is therefore a point in time after the newest training row of the parent and
+the champion. A row after the split is dropped if its request has rows before the split. The dropped
+row is not lost, because the next run begins after the newest training row of this run. If all other
+rows of a request are before the window, this run cannot detect the request. Late rows
 (`components.extraction.seen_files`) precede the other rows in training and are never held out.
 """
 

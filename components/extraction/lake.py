@@ -370,8 +370,8 @@ class Lake:
         trained_files = tuple(paths[file] for file in files.files if file not in late_files)
         late_chunks = [
             # Rows without a time, or of another day, must be reported only once. If the window has
-            # rows of the day, they are reported with the window's first chunk of the day, and not
-            # with a late chunk.
+            # rows of the day, the window's first chunk of the day reports them, and no late chunk
+            # does.
             chunk._replace(
                 reports_strays=chunk.reports_strays and span.is_empty, trained_files=trained_files
             )

@@ -54,9 +54,9 @@ class ModelLineage:
             `last_event_time`. `days` starts with the days of the model's own run. Each entry has
             day, version, num_rows, num_late_rows, num_holdout_rows, replay, and the model_id of the
             model that was trained on it. If `versions` is given, each entry also has lake_version
-            and outdated. lake_version is the newest version of the day, or None if the lake lacks
-            the day. outdated is true if lake_version is newer than version. `unknown` lists the
-            ancestors whose days were not recorded.
+            and outdated. The entry lake_version is the newest version of the day, or None if the
+            lake lacks the day. The entry outdated is true if lake_version is newer than version.
+            `unknown` lists the ancestors whose days were not recorded.
         """
         days = []
         for model, entry in [(each, entry) for each in self.models for entry in each.days]:

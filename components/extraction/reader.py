@@ -132,7 +132,7 @@ class RowReader:
     def _without_trained(
         self, table: Any, chunk: LakeChunk, malformed: MalformedRows
     ) -> tuple[Any, Copies]:
-        """Leave out rows of which the chunk's `trained_files` contain a valid copy.
+        """Leave out each row that has a valid copy in the chunk's `trained_files`.
 
         The trained files are read one batch at a time.
         """

@@ -50,8 +50,8 @@ held-out row. Without this limit, a run with a long window would read more old r
 _READ_PER_DRAWN = 2
 """Oversampling factor, to make up for malformed rows."""
 _MIN_CHUNKS = 32
-"""Minimum number of chunks that are read, if so many chunks exist. 32 chunks are more than four
-chunks a day over a week, so that the sample of a day does not come from a single hour."""
+"""Minimum number of chunks that are read, if so many chunks exist. With 32 chunks, each day of a
+week has more than four chunks. The sample of a day then comes from several hours."""
 _FEW_CHUNKS = 8
 """Minimum number of chunks for a small sample. With 32 chunks, each chunk would give fewer than
 `_ROWS_OF_CHUNK` rows. Reading a chunk takes 0.1 s on one core, even for a few rows. In a run of

@@ -120,8 +120,9 @@ def find_baselines(store: Path, *, parent: str, champion: str, features: Feature
         features: Features of the run's recommender.
 
     Raises:
-        ContractError: a model is unknown, its manifest is corrupt, the parent uses a column of
-            `features` as another kind, or the champion needs a column that is not in `features`.
+        ContractError: a model is unknown, or its manifest is corrupt. The error is also raised if a
+            column has another kind in the parent, or if the champion needs a column that `features`
+            lacks.
     """
     continued = registry.parent(store, parent)
     if continued is not None:

@@ -1,11 +1,11 @@
 """Encode all parts of a dataset, verify the files and describe them for HugeCTR.
 
 An engine encodes the rows, and other processes may encode some of the partitions. HugeCTR checks
-neither types nor ranges. HugeCTR reads the bits of an int32 label as a float, and an id that is too
-large for its slot falls into the next slot. Every written file is therefore read back and checked
-here. The first rows of each file are also compared with `evergreen.contracts.workflow`, because the
-served graph is built from this workflow alone. HugeCTR needs `_metadata.json` and `_file_list.txt`
-beside the Parquet files.
+neither types nor ranges. HugeCTR reads the bits of an int32 label as a float. HugeCTR treats an id
+that is too large for its slot as an id of the next slot. Every written file is therefore read back
+and checked here. The first rows of each file are also compared with `evergreen.contracts.workflow`,
+because the served graph is built from this workflow alone. HugeCTR needs `_metadata.json` and
+`_file_list.txt` beside the Parquet files.
 """
 
 import json

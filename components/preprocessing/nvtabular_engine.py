@@ -9,8 +9,7 @@ this module override methods of NVTabular's operator interface. Each operator ex
 three reasons, and its docstring states the reason:
 
 - The operator is faster than NVTabular's own operator. Categorify gets each distinct value of a
-  column once, because its merge and sort of all rows would take 10 to 20 times as long as
-  everything else.
+  column once. Its merge and sort of all rows would take 10 to 20 times as long as everything else.
 - NVTabular 23.8 raises an error in a case that the docstring names.
 - The result must be equal on every machine.
 """

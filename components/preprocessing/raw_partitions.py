@@ -19,7 +19,7 @@ class Partition(NamedTuple):
 
     path: str
     groups: tuple[int, ...]
-    """Row groups of the file. There is at least one."""
+    """Row groups of the file. The tuple is not empty."""
     num_rows: int
     features: Features
     excluded: tuple[str, ...] = ()

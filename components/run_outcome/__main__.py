@@ -81,8 +81,9 @@ def notify(
 ) -> None:
     """Send one message about the outcome, with retries if the webhook does not answer.
 
-    Nothing is sent if `url` is empty. A run of the monitor is announced only if a step has
-    something to report, because the monitor knows the outcome but not the reports of the steps.
+    Nothing is sent if `url` is empty. The monitor announces the outcome of its runs itself, but
+    does not know the reports of the steps. Such a run is therefore announced here only if a step
+    has something to report.
     """
     if not url.strip() or (outcome.trigger_id and not _reported_by_steps(notes)):
         return

@@ -28,8 +28,8 @@ _VARIABLE = "EVERGREEN_TRIAL_PARAMETERS"
 """Environment variable with the pipeline's parameters as JSON. The parameter `trigger_id` names the
 trial."""
 _EXPERIMENT = "evergreen-search"
-"""Experiment of the trials in KFP. The monitor has a separate experiment. It starts no run while a
-run of its own experiment is active, so trials must not belong to that experiment."""
+"""Experiment of the trials in KFP. Trials must not belong to the monitor's experiment, because the
+monitor starts no run while a run of that experiment is active."""
 
 
 @exits_with_code

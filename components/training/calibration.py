@@ -1,10 +1,10 @@
 """Correct the bias of the final logit, as the last step of a fit.
 
-After training, a model's mean prediction is several percent too high or too low, because the last
-rows have a strong effect on the bias. The correction changes only the bias. Afterwards, the mean
-prediction equals the click rate of the newest training rows. The correction changes no ranking.
-`start` corrects for negative downsampling, and `fit` corrects for features that are served as one
-value.
+After training, a model's mean prediction is several percent too high or too low. The reason is the
+strong effect of the last rows on the bias. The correction changes only the bias. Afterwards, the
+mean prediction equals the click rate of the newest training rows. The correction changes no
+ranking. `start` corrects for negative downsampling, and `fit` corrects for features that are served
+as one value.
 
 Rows may have weights. Only the ratios of the weights matter: if all weights are 3, the result is
 the same as if all are 1.
@@ -39,7 +39,8 @@ def newest_bias_shift(
     newest tenth. The first shift that fits the newest tenth is returned, or else the last shift. A
     shift fits if the shifted predictions give about the right number of clicks in the newest tenth.
     The difference must be at most three standard errors (binomial). If the click rate changed
-    within the window, a shift computed from all rows could undo what the model was trained on last.
+    within the window, a shift computed from all rows could undo the effect of the newest training
+    rows.
 
     Args:
         labels: 0 or 1 in order of time, [n].

@@ -23,8 +23,8 @@ def training(
     Args:
         run: Kubeflow's name of the run. A retried task continues from its last save. A preempted
             task exits with 75.
-        run_resource: Name of the run's workflow. It identifies a scheduled run, whose name is not
-            unique.
+        run_resource: Name of the run's workflow. The runs of a schedule share their name, so this
+            name identifies a scheduled run.
         run_id: Kubeflow's id of the run. Empty on this machine.
         store: Folder of the model registry.
         work: Folder for intermediate files.

@@ -4,12 +4,12 @@ Every row is used once (`passes` = 1), because a second pass overfits rare categ
 trains on shuffled rows, and its learning rate falls to zero over the second half. An incremental
 run trains on its rows in time order, because the click behaviour can change within its window.
 
-An incremental run tries several constant learning rates, each from the parent's weights. A low rate
-stays close to the parent's weights, and a high rate follows a change faster. The last tenth of the
-rows is scored before these rows are used for training (progressive validation: Blum, Kalai and
-Langford 1999). The rate with the best score on the last tenth is used, so no rows have to be held
-out. If a later rate scores worse, the trial of this rate ends early. `benchmarks.quality` has the
-measurements.
+An incremental run tries several constant learning rates, each from the parent's weights. With a low
+rate, the weights stay close to the parent's weights. With a high rate, the model follows a change
+faster. The last tenth of the rows is scored before these rows are used for training (progressive
+validation: Blum, Kalai and Langford 1999). The rate with the best score on the last tenth is used,
+so no rows have to be held out. If a later rate scores worse, the trial of this rate ends early.
+`benchmarks.quality` has the measurements.
 
 Rows may have sample weights. The weights are used in every step, in the choice of the rate and in
 the correction of the bias, but in no AUC. The engine restores the model's weights from folders and

@@ -55,7 +55,7 @@ class StopRequest:
 
 @contextmanager
 def stop_on_sigterm() -> Iterator[StopRequest]:
-    """Yield a request to stop that SIGTERM or SIGUSR1 sets while the body runs.
+    """Yield a stop request, and set it if SIGTERM or SIGUSR1 arrives while the body runs.
 
     Only the main thread of a process receives signals. In another thread, the context manager does
     nothing.

@@ -32,8 +32,8 @@ _DECODED_ROWS = 1 << 14
 """Number of rows that each thread decodes at a time: 4 MB of columns. With half as many rows,
 decoding took 5 % longer."""
 _TRANSPOSED_ROWS = 1 << 12
-"""Number of rows that are transposed at a time. The target of so many rows fits into the cache of a
-core (0.4 MB)."""
+"""Number of rows that are transposed at a time. The target array of these rows fits into the cache
+of a core (0.4 MB)."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -106,7 +106,7 @@ def open_rows(
 
     Row groups outside the `share` are zeros, which take no room on disk or in memory. The flat
     files have no name once they are open. The flat files disappear with the arrays, however the
-    process ends. A later process does not find the flat files and decodes the rows again, which
+    process ends. A later process cannot find the flat files and decodes the rows again. Decoding
     takes less than a tenth of the time of one pass.
 
     Args:
@@ -118,8 +118,8 @@ def open_rows(
 
     Raises:
         ContractError: a file is absent or corrupt, has unexpected columns, types or nulls, or its
-            number of rows differs from the manifest. The error is also raised for a value that is
-            not finite, a label other than 0 or 1, a weight below 0, or an id outside its slot.
+            number of rows differs from the manifest. The error is also raised for a number that is
+            not finite, a wrong label, a negative weight, or an id outside its slot.
         PermanentError: the flat files cannot be written, for example because the disk is full.
     """
     cache.mkdir(parents=True, exist_ok=True)
@@ -223,8 +223,8 @@ def _decode_group(group: _RowGroup, into: Rows, slot_sizes: list[int]) -> None:
 
 
 def _iterate_batches(group: _RowGroup) -> Iterator[Any]:
-    # Without memory mapping, the compressed pages of each column of a row group are copied first,
-    # and the memory rises from 140 MB to 290 MB.
+    # Without memory mapping, the compressed pages of each column of a row group are copied first.
+    # The process would then need 290 MB instead of 140 MB.
     with (
         reading_parquet(group.path),
         parquet_file(group.path, metadata=group.metadata, memory_map=True) as file,

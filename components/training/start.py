@@ -139,8 +139,9 @@ def continue_from(
         `into`.
 
     Raises:
-        ContractError: the parent has another network, its ids stand for other categories, its dense
-            values are transformed differently, a slot shrank, or one of its files is corrupt.
+        ContractError: the parent's network, the categories of its ids, or its transforms of dense
+            values are not the same as in this run. The error is also raised if a slot shrank, or if
+            a file of the parent is corrupt.
         PermanentError: a file cannot be written.
     """
     features, features_before = training_set.recommender.features, parent.recommender.features

@@ -142,8 +142,8 @@ def assemble(
 
     The rows are copied into one block, which is sent to the device at once. If the device is a GPU,
     the block is pinned, so this thread does not wait for the transfer. The look-ups are computed on
-    the device. On a GPU, the number of distinct rows of each table is known only after all earlier
-    work of the GPU, and this thread waits for the number.
+    the device. On a GPU, this thread waits for the number of distinct rows of each table, which is
+    known only after all earlier work of the GPU.
 
     Args:
         rows: All rows.

@@ -73,7 +73,7 @@ def _checks(document: Entry) -> list[PageBlock]:
     """Return a table of the worst checks, and a collapsed table of the other checks.
 
     The first table contains the checks that did not pass and the checks with a value. If there are
-    no such checks, it contains the worst checks.
+    no such checks, the first table contains the worst checks.
     """
     names = [each.name for each in fields(RuleCheck)]
     checks = [RuleCheck(**{name: check[name] for name in names}) for check in document["checks"]]

@@ -103,8 +103,8 @@ class HugectrEngine:
             positions: Slot of each categorical position, and the positions of each list. If
                 `positions` is None, a row looks up each slot once.
             num_gpus: GPUs of each node that share a batch. The node's first GPUs are used.
-            nodes: MPI communicator of the nodes. If None, the communicator of all MPI processes is
-                used, if there are any.
+            nodes: MPI communicator of the nodes. If None, the engine uses the nodes of all MPI
+                processes, or only this machine without MPI.
             scratch: Folder for weights and staged rows. The folder needs four times the disk space
                 of the model with its state, and 264 bytes for each row of three stages. None for a
                 new temporary folder. Several nodes need a folder that all nodes see.

@@ -12,11 +12,10 @@ endian, without headers, and float32 unless stated otherwise.
   [capacity, width], with zeros in unused rows.
 
 The files do not state the workspace row of a key. Key k is on GPU k % n, where n is the number of
-GPUs. The row of a loaded key is its position among the keys of its GPU. A model that was exported
-by this module has all keys in ascending order, so key k has row k // n of GPU k % n. On one GPU,
-HugeCTR saves the keys in the order of their rows. Therefore the r-th key of the file has row r,
-even if the keys are not sorted. A model that was trained only with HugeCTR can therefore be
-imported too.
+GPUs. The row of a loaded key is its position among the keys of its GPU. This module exports all
+keys in ascending order, so key k has row k // n of GPU k % n. On one GPU, HugeCTR saves the keys in
+the order of their rows. Therefore the r-th key of the file has row r, even if the keys are not
+sorted. A model that was trained only with HugeCTR can therefore be imported too.
 """
 
 import math

@@ -16,7 +16,7 @@ update is:
     w = w - lr sqrt(1 - b2^t) / (1 - b1^t) * m / (sqrt(v) + eps)
 
 HugeCTR adds epsilon before it corrects the bias of v, and torch's Adam adds epsilon afterwards.
-torch's Adam gives the same result with an epsilon of eps / sqrt(1 - b2^t) in step t. Table rows
+Adam of torch gives the same result with an epsilon of eps / sqrt(1 - b2^t) in step t. Table rows
 that a batch does not touch keep their weights and moments, as with HugeCTR's `Update_t.Local` and
 torch.optim.SparseAdam.
 

@@ -1,7 +1,7 @@
 """Start the workers of one training step on this machine, as `torchrun --standalone` does.
 
-If torchrun itself started the step, for example for a TrainJob on several machines, the step is
-already a worker and starts no further workers. `engine` has the code of a worker.
+If torchrun itself started the step, the step is already a worker and starts no further workers.
+This is the case in a TrainJob on several machines. `engine` has the code of a worker.
 """
 
 import os
