@@ -9,8 +9,8 @@ The reason may be that the gate rejected the model or that `rollout` is `none`. 
 running canary, and a verdict whose champion is no longer live. Only a new run can help, because a
 retry of the step gives the same result. A retry after code 0 gives the same result too, even if the
 version was rolled back since. After codes 2 and 3, the previous live version is still live, and a
-retry asks again. The retry is refused if somebody asked for a rollback since the first request of
-the run.
+retry requests the release again. The retry is refused if somebody asked for a rollback since the
+first request of the run.
 """
 
 import argparse

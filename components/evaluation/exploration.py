@@ -4,7 +4,7 @@ The estimate uses held-out rows of lists in which the client swapped two neighbo
 rule of `contracts.exploration`. The estimate also uses the candidate's scores of these rows. The
 estimate is information for people, and no check of the gate uses it.
 
-Two neighbours of a list are disputed if the candidate scores the lower one higher. The gain of a
+Two neighbours of a list are disputed if the candidate scores the lower row higher. The gain of a
 disputed pair is the number of clicks on its two rows in the swapped order, minus the number in the
 served order. The rest of the list stays in the served order. The estimate is the mean gain over all
 disputed pairs. A swap is the smallest step from the live order towards the candidate's order, and

@@ -93,7 +93,6 @@ class Copied(NamedTuple):
     window: CopiedRows
     """Rows of the window, sorted by time."""
     late: CopiedRows
-    """Late rows."""
     copies: Copies
     """Counts of the duplicate rows that were left out, in the window and among the late rows."""
     malformed: MalformedRows

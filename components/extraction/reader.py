@@ -46,7 +46,6 @@ class RowReader:
     """Reader of chunks of one lake."""
 
     features: Features
-    """Features of the rows."""
     weighted: bool = False
     """Whether the rows have weights."""
     unread: frozenset[str] = frozenset()

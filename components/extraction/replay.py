@@ -85,8 +85,8 @@ def draw_replay(
 
     A folder without rows is not created. Malformed rows are written to
     `folder`/replay_malformed_rows.jsonl and do not stop the step, because an earlier run checked
-    them. Unfit files are left out of the lake. If too many files are unfit and the settings ask for
-    training rows, the step stops.
+    them. Unfit files are left out of the lake. If too many files are unfit and old rows are needed
+    for training, the step stops.
 
     Args:
         lake: Lake with the rows.
@@ -101,7 +101,7 @@ def draw_replay(
         folder: Existing folder for the output.
 
     Raises:
-        ContractError: too many files are unfit, and the settings ask for training rows.
+        ContractError: too many files are unfit, and old rows are needed for training.
     """
     wanted = {
         REPLAYED: settings.num_replayed(split.num_train),

@@ -1,11 +1,11 @@
 """The lake's files that a lineage of models has seen, and the late rows in unseen files.
 
 Late rows are rows at or before the watermark in a file that the parent's lineage has not seen. The
-parent's manifest names the files of the newest days (`Model.files`). Every row is therefore newer
-than the watermark, in a seen file, or late. A file belongs to one day. If a file was not seen, all
-of its rows up to the watermark are late. Back-filled versions are not late, because a later window
-or replay reads them again. Unseen files of days older than `late_days` are counted and named.
-Unseen files of older days stay unseen, so that a later run can train on these files.
+parent's manifest names the files of the newest days (`Model.files`). Therefore every row is newer
+than the watermark, or it is in a seen file, or it is late. A file belongs to one day. If a file was
+not seen, all of its rows up to the watermark are late. Back-filled versions are not late, because a
+later window or replay reads them again. Unseen files of days older than `late_days` are counted and
+named. Unseen files of older days stay unseen, so that a later run can train on these files.
 """
 
 import logging

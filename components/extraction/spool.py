@@ -197,7 +197,7 @@ class Events:
                 SELECT *, md5(content || coalesce(time, 0)) AS identity
                 FROM ({spool.rows_of(self._rows, more=f", {_POSITION} AS row_position")})
             ), numbered AS (
-                -- Clicked ones first: of equal rows in another order, the same ones are clicked.
+                -- Clicked rows come first, so each id has the same label for any order of the rows.
                 SELECT *, row_number() OVER (PARTITION BY coalesce(request, identity)
                     ORDER BY CASE WHEN request IS NULL THEN -label END, row_position) - 1 AS nth
                 FROM spooled

@@ -23,7 +23,7 @@ class Partition(NamedTuple):
     num_rows: int
     features: Features
     excluded: tuple[str, ...] = ()
-    """Features that are read as missing, whatever the file contains."""
+    """Features that are read as missing, even if the file has values."""
     weighted: bool = False
     """Whether the rows have weights."""
 

@@ -1,7 +1,7 @@
 """Statistics of a run's rows: counts of each slot's categories, and moments of numeric columns.
 
-Counts and sums are integers, so statistics of parts of the rows merge without loss. The result is
-equal bit for bit, however the rows are divided. The engines decide which values are counted.
+Counts and sums are integers, so statistics of parts of the rows merge without loss. The result has
+the same bits for every division of the rows. The engines decide which values are counted.
 """
 
 from collections.abc import Mapping

@@ -105,9 +105,9 @@ def open_rows(
     """Return all rows of the folders, one folder after another, in the order of `_file_list.txt`.
 
     Row groups outside the `share` are zeros, which take no room on disk or in memory. The flat
-    files have no name once they are open. The flat files disappear with the arrays, however the
-    process ends. A later process cannot find the flat files and decodes the rows again. Decoding
-    takes less than a tenth of the time of one pass.
+    files have no name once they are open. The flat files disappear with the arrays, even if the
+    process is killed. A later process cannot find the flat files and decodes the rows again.
+    Decoding takes less than a tenth of the time of one pass.
 
     Args:
         folders: At least one folder. All folders have the same features, and either all or none

@@ -4,12 +4,12 @@ A parent's table is copied in chunks from one mapped file to another, so that no
 to be in memory. Extraction chooses the parent, and `evergreen.contracts.workflow` describes the
 changes of the vocabularies.
 
-This module also corrects for negative downsampling (`TrainingSet.negative_rate`). Suppose that rows
-without a click are kept with probability r, whatever their features. The odds of a click among the
-kept rows are then 1/r times the odds among all rows. The logits of a model that was trained on the
-kept rows are too large by log(1/r). The ranking of this model is right, but its probabilities are
-wrong. Adding log(r) to the bias corrects every logit (King and Zeng 2001, "Logistic Regression in
-Rare Events Data", prior correction).
+This module also corrects for negative downsampling (`TrainingSet.negative_rate`). Suppose that each
+row without a click is kept with probability r, independently of its features. The odds of a click
+among the kept rows are then 1/r times the odds among all rows. The logits of a model that was
+trained on the kept rows are too large by log(1/r). The ranking of this model is right, but its
+probabilities are wrong. Adding log(r) to the bias corrects every logit (King and Zeng 2001,
+"Logistic Regression in Rare Events Data", prior correction).
 
 The registry stores corrected weights, and a fit uses uncorrected weights. The correction is
 therefore subtracted when a fit starts from a parent, and added once when the final weights of the
@@ -124,8 +124,8 @@ def continue_from(
 ) -> Path:
     """Write a warm start: the parent's weights, moments and step count for this run's vocabularies.
 
-    The written weights give logits for rows that are downsampled at the training set's rate,
-    whatever the parent's own rate was. The logits do not include the parent's `served_shift`.
+    The written weights give logits for rows that are downsampled at the training set's rate. The
+    parent's own rate can differ. The logits do not include the parent's `served_shift`.
 
     Args:
         parent: The parent model.

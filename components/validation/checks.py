@@ -79,7 +79,6 @@ class Observation:
     """Lower end of the value's 95 % interval."""
     high: float | None = None
     limit: float | None = None
-    """Limit for the value."""
     bound: str = AT_MOST
     """How the value is compared with the limit, such as `at most`."""
     action: str | None = None

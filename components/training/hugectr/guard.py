@@ -56,8 +56,8 @@ def is_guarded() -> bool:
 def run_guarded(arguments: Sequence[str]) -> int:
     """Run `python -m components.training` in a child process and return its exit code.
 
-    Temporary files of the child are in a folder that is deleted afterwards, however the child ends.
-    SIGTERM is forwarded to the child.
+    Temporary files of the child are in a folder that is always deleted afterwards. SIGTERM is
+    forwarded to the child.
 
     Args:
         arguments: Flags of the step.
