@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 from components.evaluation.exploration import read_shown, reordering_gain
 from components.evaluation.gate import (
     GateDecision,
-    cut_slices,
     decide,
     measure_rows,
     measure_slices,
+    slice_masks,
 )
 from components.evaluation.leaks import SUSPICIOUS_AUC, column_aucs, describe_leak
 from components.evaluation.scoring import (
@@ -94,7 +94,7 @@ def evaluate(
         new_ids=_new_ids(training_set),
     )
     scored, old = _score_both(raw, training_set, score)
-    slices = cut_slices(
+    slices = slice_masks(
         scored, is_first_run=training_set.parent_model_uri is None, shown=shown_values(raw)
     )
     decided = check_holdout(scored, slices, settings)

@@ -382,7 +382,7 @@ def holm(p_values: Mapping[str, float], alpha: float) -> list[str]:
     return rejected
 
 
-def cut_slices(
+def slice_masks(
     scored: ScoredHoldout, *, is_first_run: bool | None, shown: ShownValues
 ) -> dict[str, NDArray[np.bool_]]:
     """Return a mask [n] of the rows in each slice, by name of the slice.
