@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 _BLOCK_ROWS = 1 << 10
-"""Number of adjacent rows that are shuffled as one block in a long pass."""
+"""Number of adjacent rows in a block. In a long pass, blocks are shuffled as units."""
 _MAX_BLOCKS = 1 << 10
-"""Maximum number of blocks that are shuffled together in a long pass. The blocks together have
-a million rows, and the order of these rows takes 8 MB."""
+"""Maximum number of blocks whose rows are shuffled together in a long pass. The blocks together
+have a million rows, and the order of these rows takes 8 MB."""
 
 
 def derived_seed(*numbers: int) -> int:
@@ -61,8 +61,8 @@ class PassOrder:
 
     A shuffled pass is shuffled in two steps, so that memory does not grow with its length and reads
     stay local. First, blocks of 1024 adjacent rows are permuted over the whole pass. Then the pass
-    is divided into windows with equal numbers of blocks, at most 1024, and the rows of each window
-    are permuted. A batch therefore has rows from hundreds of positions of the pass.
+    is divided into windows with equal numbers of blocks, at most 1024. The rows of each window are
+    permuted. A batch therefore has rows from hundreds of positions of the pass.
 
     A pass in time order is divided into tenths. If a tenth has more than 1024 blocks, the windows
     are smaller. The rows of each window are permuted, so that no batch consists of a single
