@@ -449,17 +449,17 @@ def _describe_skew(entry: SkewEntry) -> str:
         f"{entry.num_rows:,} joined rows, {entry.effect:.2%}"
     )
     if entry.factor is not None:
-        text += f"; training has {entry.factor:.4g} times the served value"
+        text += f"; the training value is {entry.factor:.4g} times the served value"
     elif entry.only_training == entry.differing:
         text += "; served rows lack the value"
     elif entry.only_served == entry.differing:
         text += "; training rows lack the value"
     if row := entry.example:
         text += (
-            f"; in row {row['row']} of request {row['request_id']} training has "
+            f"; in row {row['row']} of request {row['request_id']}, the training value is "
             f"{_format_value(row['training'])}"
         )
-        text += f", served was {_format_value(row['served'])}"
+        text += f" and the served value is {_format_value(row['served'])}"
     return text
 
 
