@@ -289,7 +289,7 @@ def test_champion_that_extraction_did_not_know_is_no_opponent(
     assert main(made.flags(champion=reference)) == 1
     assert note_of(made).state == "refused"
     found = "champion-model" if reference == "current" else "none"
-    reason = f"champion is {found}, expected {extracted or 'none'} as when"
+    reason = f"champion is {found}, expected {extracted or 'none'}: the champion changed"
     assert reason in capsys.readouterr().err
     assert reason in made.path("report.html").read_text(), (
         "Kubeflow shows an error if the report is missing"
