@@ -102,13 +102,15 @@ def test_many_files_are_counted_and_first_named(lake):
     (lake / "dt=2026-03-03").mkdir()
     for k in range(9):
         (lake / "dt=2026-03-03" / f"part-{k}.parquet").touch()
-    with raises(ContractError, "9 files", "dt=2026-03-03/part-4.parquet and 4 more"):
+    with raises(ContractError, "9 unexpected files", "dt=2026-03-03/part-4.parquet and 4 more"):
         opened(lake)
 
 
 def test_pipe_among_days_files_is_named_and_not_waited_for(lake):
     os.mkfifo(lake / "day=2026-03-01" / "part-9.parquet")
-    with raises(ContractError, "1 files", "day=2026-03-01/part-9.parquet", "regular files"):
+    with raises(
+        ContractError, "1 unexpected files", "day=2026-03-01/part-9.parquet", "regular files"
+    ):
         opened(lake)
     assert len(opened(lake, ["*/part-9.parquet"]).days) == 2
 

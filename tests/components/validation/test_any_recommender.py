@@ -165,7 +165,8 @@ def test_feature_that_changed_its_kind_is_refused_by_name(step, write, release_m
     code, _ = step(write(shop_rows(changed, seed=1), changed, "second"), run="r2")
     assert code == 2
     assert (
-        "feature item is numeric, was categorical in the champion's rows" in capsys.readouterr().err
+        "feature item is numeric, and was categorical in the champion's rows"
+        in capsys.readouterr().err
     )
 
 

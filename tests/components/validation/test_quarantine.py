@@ -161,7 +161,7 @@ def test_rule_that_only_reports_counts_rows_and_moves_none(scenario):
     code, report, valid = scenario.check(manifest, "r1", "block")
     assert (code, report.decision, valid) == (1, "fail", RawDataset.read(manifest))
     (finding,) = [each for each in report.findings if each.rule == "domain"]
-    assert "broken by 40 of 600 rows; first: I2 is 1e+09" in finding.detail
+    assert "40 of 600 rows break rule domain; first: I2 is 1e+09" in finding.detail
     assert not (scenario.store / "quarantine").exists()
 
 
