@@ -1,4 +1,4 @@
-"""`evergreen admin forget` names everything that holds one user, and with `--yes` removes it.
+"""List the data of one user, and remove it with `--yes`: `evergreen admin forget`.
 
 The command also lists the models that were trained on the user's rows.
 
@@ -586,9 +586,8 @@ def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the command's flags."""
     parser = CommandParser(
         prog="evergreen admin forget",
-        description="List everything that holds a user (data.user of the accepted recommender), "
-        "and remove it with "
-        "--yes. "
+        description="List the files and models that contain one user (data.user of the accepted "
+        "recommender). With --yes, remove the user. "
         "Also list the models that were trained on the user's rows, and the run that replaces "
         "them.",
     )
