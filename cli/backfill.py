@@ -24,7 +24,12 @@ from typing import Any, NamedTuple
 
 from cli.ingest import STORE_HELP, ReadCounts, read_rows, recommender_of
 from components.extraction.copies import Copies
-from components.extraction.lake_files import FileMark, VersionMarker, is_own_file, version_of_folder
+from components.extraction.lake_files import (
+    FileEntry,
+    VersionMarker,
+    is_own_file,
+    version_of_folder,
+)
 from components.extraction.reader import sorted_day
 from components.extraction.spool import Spool
 from evergreen.config.extraction import ExtractionSettings
@@ -120,7 +125,7 @@ def backfill(
         marker = VersionMarker(
             day=str(day),
             version=version,
-            files=[FileMark.of(part.path) for part in writer.parts],
+            files=[FileEntry.of(part.path) for part in writer.parts],
             replaces=replaces,
             num_rows=num_rows,
             created_at=datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -159,9 +164,9 @@ class DayVersions:
             raise ContractError(f"lake {lake} holds no object, expected day partitions")
         self._listed = {info.name.removeprefix(f"{self._partition}/"): info.size for info in listed}
 
-    def own_files(self) -> list[FileMark]:
+    def own_files(self) -> list[FileEntry]:
         """Return the files of version 0."""
-        return [FileMark(name, size) for name, size in self._listed.items() if is_own_file(name)]
+        return [FileEntry(name, size) for name, size in self._listed.items() if is_own_file(name)]
 
     def claim(self) -> int:
         """Claim and return the next free version number."""

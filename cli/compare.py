@@ -64,7 +64,7 @@ def compare(store: Path, a: Model, b: Model) -> Comparison:
             other model was trained on these rows.
     """
     from components.evaluation.evaluate import check_holdout, shown_values
-    from components.evaluation.gate import cut_slices, measure_rows, measure_slices
+    from components.evaluation.gate import measure_rows, measure_slices, slice_masks
     from components.evaluation.report import calibration_bins
     from components.evaluation.scoring import score_with_both
     from evergreen.config.gate import GateSettings
@@ -92,7 +92,7 @@ def compare(store: Path, a: Model, b: Model) -> Comparison:
             "held-out row of "
             f"{later.model_id} is newer, so no row is new to both"
         )
-    slices = cut_slices(scored, is_first_round=None, shown=shown_values(raw))
+    slices = slice_masks(scored, is_first_run=None, shown=shown_values(raw))
     decided = check_holdout(scored, slices, raw.recommender.section("gate", GateSettings))
     calibration_a, calibration_b = (
         calibration_bins(scored.labels, scores, weights=scored.weights)

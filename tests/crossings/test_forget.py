@@ -21,7 +21,7 @@ from cli.models import print_models
 from components.extraction.__main__ import main as extraction
 from components.preprocessing.parent import save_columns
 from components.preprocessing.vocabularies import Candidates, Column
-from components.validation.quarantine import keep_quarantined, rows_folder
+from components.validation.quarantine import rows_folder, store_quarantined
 from evergreen.config.data import ColumnNames
 from evergreen.config.features import (
     MISSING_CATEGORY,
@@ -166,7 +166,7 @@ def keep_learnt(
     vocabularies = (np.array([5], np.int64), np.array([category_of(known)], np.int64))
     nothing, folder = np.empty(0, np.int64), model_folder(store, model_id) / Model.WORKFLOW
     workflow_of(vocabularies, FEATURES).save(folder)
-    none = Candidates(categories=nothing, sightings=nothing, last_seen=nothing)
+    none = Candidates(categories=nothing, frequencies=nothing, last_seen=nothing)
     some = replace(none, categories=np.array([category_of(each) for each in rare], np.int64))
     save_columns(
         [
@@ -212,7 +212,7 @@ def made(tmp_path_factory):
         rows.append_column("quarantine_reason", pa.array(["a reason"] * 9)),
         gone / "rows" / "part.parquet",
     )
-    keep_quarantined("r1", gone / "rows", rows_folder(store, "r1"), num_rows=9)
+    store_quarantined("r1", gone / "rows", rows_folder(store, "r1"), num_rows=9)
     run_monitor(folder)
     keep_learnt(store, "m1", USER, day="2026-03-01")
     keep_learnt(store, "m2", "bob", parent_model_id="m1")

@@ -282,7 +282,9 @@ def test_retry_after_a_rollback_reports_the_first_answer_and_changes_nothing(ste
     assert step(True, "run-2") == 0
     [note] = runs.read_notes(store, "run-2")
     assert note.facts["version"] == Release.read(tmp_path / "release.json").version == 2
-    assert note.reason.startswith("version 2 served for this run before and serves no longer")
+    assert note.reason.startswith(
+        "version 2 was released for this run earlier, and is no longer served"
+    )
     assert (current(store).version, len(read_requests(store))) == (1, lines)
 
 

@@ -225,7 +225,17 @@ def test_another_file_of_same_name_and_size_takes_no_rows_place(tmp_path):
 
 ODD = Features(
     numeric=("Score", "_time", "Position"),
-    categorical=("a", "A", "Label", "place", "time", "day", "_place", "request", "spread_time"),
+    categorical=(
+        "a",
+        "A",
+        "Label",
+        "row_position",
+        "time",
+        "day",
+        "_position",
+        "request",
+        "spread_time",
+    ),
     lists=("tags", "Tags"),
 )
 
