@@ -1,9 +1,9 @@
 """Measure how a monitor processes the backlog of a day, for `make benchmark-backlog`.
 
-An SQLite log contains 2.4 million rows in messages of ten rows, and the clicks on these rows. The
-monitor's program starts on one core with its default settings. The time ends when the last row has
-its label, drift was measured, and all archive files were written. The reported memory is the
-monitor's maximum anonymous memory.
+An SQLite log contains 2.4 million rows, ten rows per message, and the clicks on these rows. The
+monitor's program starts on one core with its default settings. The measurement ends when three
+things are done: the last row has its label, drift was measured, and all archive files were written.
+The reported memory is the monitor's maximum anonymous memory.
 """
 
 import json
@@ -30,7 +30,7 @@ from testing.recommenders import accept_into
 ROWS, ROWS_A_MESSAGE = 2_400_000, 10
 DAY_SECONDS, STEPS = 86_400.0, 1_000
 AGE_SECONDS = 7200.0
-"""Age of the newest row in seconds, at which all labels are final."""
+"""Age of the newest row in seconds. At this age, all labels are final."""
 POLL_SECONDS = 0.2
 
 

@@ -58,7 +58,8 @@ _WARM = 20
 _WARM_UP = 30
 """Number of requests to each model before the measurement."""
 _TRAFFIC_ROWS = 100_000
-"""Number of rows of the demo's traffic in which repeated requests are counted."""
+"""Number of rows from the demo's simulator. The benchmark counts how many of them are
+repetitions."""
 
 
 class Pair(NamedTuple):
@@ -71,7 +72,7 @@ class Pair(NamedTuple):
 
 
 class Unplanted(PermanentError):
-    """The server's cache hits differ from the planted cache hits, so no figure is valid."""
+    """The number of cache hits differs from the number of planted hits, so no figure is valid."""
 
 
 class RoundMedians(NamedTuple):
@@ -83,9 +84,9 @@ class RoundMedians(NamedTuple):
     plain: float
     """Duration of a request without the cache."""
     miss_cost: float
-    """Additional duration of a miss with the cache."""
+    """Time that the cache adds to a request that is not cached."""
     hit_saving: float
-    """Duration that a cache hit saves."""
+    """Time that a cache hit saves."""
 
     def saved(self, hit_rate: float) -> float:
         """Return the share of a request's time that the cache saves at a hit rate in [0, 1].
@@ -106,7 +107,7 @@ def measure(
     """Return the figures of one network and request size.
 
     Raises:
-        Unplanted: the server's number of cache hits is not the expected number.
+        Unplanted: the server's number of cache hits differs from the number of planted hits.
     """
     requests, random = RequestStream(simulator, num_rows), np.random.default_rng(0)
     names = {kind: f"{network}_{kind}" for kind in (PLAIN, CACHED)}

@@ -2,10 +2,10 @@
 
 The table with 1,221,286 rows comes from NVIDIA's DCN sample. The 26 slot sizes of this table come
 from one day of Criteo 1TB, encoded by NVTabular. Ids have a probability of about 1 / (id + 1), a
-Zipf distribution with exponent 1. Click logs have such ids after Categorify orders the categories
-by frequency. The true logit is the sum of one weight per id and of the weighted dense values. A
-list contributes the pooled weights of its elements to the logit. A list has any number of elements
-up to its maximum. Id 0 is the padding, so it is never an element.
+Zipf distribution with exponent 1. Ids of real click logs have a similar distribution, because
+Categorify orders categories by frequency. The true logit is the sum of one weight per id and of the
+weighted dense values. A list contributes the pooled weights of its elements to the logit. A list
+has any number of elements up to its maximum. Id 0 is the padding, so it is never an element.
 """
 
 import numpy as np

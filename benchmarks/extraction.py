@@ -37,7 +37,7 @@ the folder, and returns the number of rows."""
 
 
 def ours(file: Path, folder: Path) -> Callable[[], int]:
-    """Use extraction's reader and writer.
+    """Convert the file with the reader and the writer of our extraction step.
 
     Reader and writer check every value, set malformed lines aside with their line numbers, and
     convert categories to int64.

@@ -81,8 +81,8 @@ POLICIES = {
 }
 PUBLISHED = {"every 5 h": 0.24, "every 1 h": 0.34, "every 30 min": 0.37}
 """Published gains in AUC points by interval, from table 2 of Monolith (Liu et al. 2022, arXiv
-2209.07663). Each gain compares the mean AUC of two ways to train DeepFM on Criteo's rows. One way
-synchronises parameters at this interval, and the other way only trains in batches."""
+2209.07663). Each gain is a difference of mean AUC between two DeepFM models on Criteo's rows. One
+model synchronises its parameters at this interval, and the other model trains only in batches."""
 PUBLISHED_SAVING = 45
 """Published factor by which incremental training is cheaper than stateless batch training, from
 Grubhub (Egg 2021, arXiv 2107.07106)."""

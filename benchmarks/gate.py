@@ -178,9 +178,10 @@ def round_that_passes(random: Generator, rows_per_request: int, loss: float) -> 
 
 
 def canaries(rate: float, repeats: int, *, seed: int) -> list[dict[str, Any]]:
-    """Return the shares of canaries that the shipped policy rolls back or gives more traffic.
+    """Return the share of canaries that get more traffic, and the number of row pairs until then.
 
-    The result also contains the number of row pairs until the increase.
+    The shipped policy decides about each canary. There is one result for each request size and
+    candidate.
     """
     policy, found = CanaryPolicy(), []
     for rows_per_request in REQUEST_ROWS:

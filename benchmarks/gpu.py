@@ -1,8 +1,8 @@
 """Run all measurements that need a GPU, in one call of at most nine minutes, unattended.
 
-Use `make gpu` or `python -m benchmarks.gpu`. The benchmark ran on Python 3.12 with CUDA's torch
-2.11 and numpy 2.5. The benchmark also needs msgspec, pyarrow and safetensors, and reports which of
-them are absent. The benchmark downloads nothing. Each step is a process that writes
+Run by `make gpu` or `python -m benchmarks.gpu`. The benchmark ran on Python 3.12 with CUDA's torch
+2.11 and numpy 2.5. The benchmark also needs msgspec, pyarrow and safetensors. It reports which of
+these packages are absent, and downloads nothing. Each step is a process that writes
 build/benchmarks/gpu/STEP.json. If a step has a document of the current commit, it is skipped. A
 second call therefore resumes the first call. The program exits with code 3 before a step that may
 exceed `--minutes`. Packages that are absent, and measurements that lack a GPU, are skipped and
@@ -53,7 +53,8 @@ graph that fails may leave the GPU unusable."""
 def is_done(path: Path, commit: str | None, *, is_quick: bool) -> bool:
     """Return whether a step has a document of this commit and size.
 
-    If there are uncommitted changes, a document of uncommitted changes is valid too.
+    `commit` shows that there are uncommitted changes, but not which. A document of earlier
+    uncommitted changes therefore also counts as done.
     """
     if not path.exists():
         return False
@@ -174,7 +175,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if flags.step:
         measure(flags)
         return 0
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # SystemExit also ends the running step
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # also end the running step on SystemExit
     archive = flags.folder.with_suffix(".tar.gz")
     restore(flags.folder, archive)
     flags.folder.mkdir(parents=True, exist_ok=True)

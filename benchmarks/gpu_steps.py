@@ -298,7 +298,10 @@ def rate_figures(
     peers: dict[str, Spread],
     bytes_a_row: float,
 ) -> list[Figure]:
-    """Return our figures, compared with the bound and the fastest peer, and the peers' figures."""
+    """Return the figures of our engine and of the peers.
+
+    Our figures are compared with the bound of the hardware and with the fastest peer.
+    """
     figures, fastest = [], max(peers, key=lambda peer: peers[peer].median, default=None)
     by_memory = random_rows(is_quick=DEVICE == "cpu") * 1e9 / bytes_a_row
     for precision, rate in found.items():

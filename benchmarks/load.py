@@ -195,8 +195,8 @@ def window_figures(
             this time.
 
     Returns:
-        The p99 of the window and of the quiet time in milliseconds, and their ratio. If one of the
-        two times has no requests, its p99 and the ratio are None.
+        The p99 of the window and of the quiet time in milliseconds, and their ratio. A p99 without
+        requests is None, and the ratio is then None too.
     """
     in_window = within(answers, *window)
     during, before = Latencies.of(in_window), Latencies.of(within(answers, *quiet))

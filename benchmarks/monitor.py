@@ -198,8 +198,8 @@ def measure(
 ) -> dict[str, Any]:
     """Run one monitor in this process until `rows` rows are archived, and return the figures.
 
-    Each turn of the monitor pulls `TICK_PULLS` times. If more records arrived in a turn than it
-    pulls, the backlog would grow without end.
+    Each turn of the monitor pulls `TICK_PULLS` times. The load must not have more records per turn
+    than a turn pulls. Otherwise, the backlog grows without end.
     """
     clock = {"time": START}
     traffic, (messages_a_tick, tick_seconds) = (
@@ -234,7 +234,7 @@ def measure(
             turns.append((int(store.counters.get("archived", 0)), len(turns), cpu, wall))
             resident.append((turns[-1][0], own_memory("RssAnon")))
             for path in settings.archive.glob("day=*/*.parquet"):
-                path.unlink()  # the uploader does this too; 10 million rows take 2 GB
+                path.unlink()  # the uploader also removes archived files; 10 million rows take 2 GB
         archived, clicks = int(store.counters["archived"]), int(store.counters["matured_click"])
         buckets = int(store.counters.get("drift_bucket", 0))
         database = (settings.state / "monitor.db").stat().st_size
@@ -336,11 +336,10 @@ def measure_partitions(rows: int, *, rows_per_message: int, partitions: int) -> 
 
 
 def _memory(resident: list[tuple[int, int]]) -> dict[str, int]:
-    """Return the anonymous memory at four points of the run.
+    """Return the anonymous memory at three points of the run, and its maximum.
 
-    The points are a tenth of the run, half of the run, its end, and the maximum.
-
-    The maximum does not include the first tenth of the run.
+    The three points are after a tenth of the rows, after half of the rows, and at the end. The
+    maximum leaves out the first tenth of the rows.
     """
     total = resident[-1][0]
     later = [size for archived, size in resident if archived >= total / 10]

@@ -24,8 +24,8 @@ PAGE = REPOSITORY / "docs" / "design" / "performance.md"
 CHARTS = ("freshness", "growth")
 """Benchmarks whose modules draw charts."""
 COUNTS = ("policies", "gate", "validation")
-"""Benchmarks whose figures count decisions. Other work on the machine does not change these
-figures."""
+"""Benchmarks that count decisions, such as false alarms. Other work on the machine does not change
+a count."""
 NAMES = [*PLANS, "gpu"]
 _LIMITS = {
     "product_gflop_s": "products of float32 matrices {:g} GFLOP/s",

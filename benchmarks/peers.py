@@ -107,17 +107,17 @@ class Evergreen:
         self.engine.restore(weights)
 
     def prepare(self, rows: Rows) -> Rows:
-        """Prepare rows as `Trainer` describes."""
+        """Prepare rows. See `Trainer.prepare`."""
         return rows
 
     def train(self, prepared: Rows) -> None:
-        """Train as `Trainer` describes."""
+        """Train for one pass. See `Trainer.train`."""
         self._passes += 1
         order = np.random.default_rng(self._passes).permutation(len(prepared))
         self.engine.train(prepared, order, batch_size=self._batch_size, seed=self._passes)
 
     def score(self, rows: Rows) -> NDArray[np.float32]:
-        """Score as `Trainer` describes."""
+        """Score rows. See `Trainer.score`."""
         return self.engine.score(rows)
 
 
@@ -133,7 +133,7 @@ class PlainDcn(nn.Module):
         features: Features = CRITEO,
         is_sparse: bool = False,
     ) -> None:
-        """Start from `weights`."""
+        """Start from existing `weights`."""
         super().__init__()
         tables = torch.tensor(weights.table).split(slot_sizes)
         self.embeddings = nn.ModuleList(
@@ -264,7 +264,9 @@ class PlainPytorch:
             for each in self.model.modules()
             if isinstance(each, (nn.Embedding, nn.EmbeddingBag)) and each.sparse
         ]
-        tables = list({id(each): each for each in tables}.values())  # a list may share a table
+        tables = list(
+            {id(each): each for each in tables}.values()
+        )  # a list may use the table of another column
         sparse = {id(each) for each in tables}
         dense = [each for each in self.model.parameters() if id(each) not in sparse]
         self._optimizers: list[torch.optim.Optimizer] = [torch.optim.Adam(dense, lr=0.001)]
@@ -274,11 +276,11 @@ class PlainPytorch:
         self._batch_size = batch_size
 
     def prepare(self, rows: Rows) -> ArrayRows:
-        """Prepare rows as `Trainer` describes."""
+        """Prepare rows. See `Trainer.prepare`."""
         return ArrayRows(rows)
 
     def train(self, prepared: ArrayRows) -> None:
-        """Train as `Trainer` describes."""
+        """Train for one pass. See `Trainer.train`."""
         self.model.train()
         for dense, ids, labels in DataLoader(prepared, batch_size=self._batch_size, shuffle=True):
             self.model.zero_grad()
@@ -288,7 +290,7 @@ class PlainPytorch:
                 optimizer.step()
 
     def score(self, rows: Rows) -> NDArray[np.float32]:
-        """Score as `Trainer` describes."""
+        """Score rows. See `Trainer.score`."""
         return _score_by(self.model, rows)
 
 
@@ -354,11 +356,11 @@ class TorchrecExample:
         self._loss, self._batch_size = nn.BCEWithLogitsLoss(), batch_size
 
     def prepare(self, rows: Rows) -> ArrayRows:
-        """Prepare rows as `Trainer` describes."""
+        """Prepare rows. See `Trainer.prepare`."""
         return ArrayRows(rows)
 
     def train(self, prepared: ArrayRows) -> None:
-        """Train as `Trainer` describes."""
+        """Train for one pass. See `Trainer.train`."""
         self.model.train()
         for dense, ids, labels in DataLoader(prepared, batch_size=self._batch_size, shuffle=True):
             self._optimizer.zero_grad()
@@ -367,7 +369,7 @@ class TorchrecExample:
             self._optimizer.step()
 
     def score(self, rows: Rows) -> NDArray[np.float32]:
-        """Score as `Trainer` describes."""
+        """Score rows. See `Trainer.score`."""
         return _score_by(self.model, rows)
 
 
@@ -459,7 +461,7 @@ class DeepCtr:
         self._batch_size = batch_size
 
     def prepare(self, rows: Rows) -> tuple[dict[str, Any], Any]:
-        """Prepare rows as `Trainer` describes."""
+        """Prepare rows. See `Trainer.prepare`."""
         features = self._features
         columns = {
             name: np.ascontiguousarray(rows.ids[:, i])
@@ -474,12 +476,12 @@ class DeepCtr:
         return columns, rows.labels
 
     def train(self, prepared: tuple[dict[str, Any], Any]) -> None:
-        """Train as `Trainer` describes."""
+        """Train for one pass. See `Trainer.train`."""
         columns, labels = prepared
         with contextlib.redirect_stdout(io.StringIO()):
             self._model.fit(columns, labels, batch_size=self._batch_size, epochs=1, verbose=0)
 
     def score(self, rows: Rows) -> NDArray[np.float32]:
-        """Score as `Trainer` describes."""
+        """Score rows. See `Trainer.score`."""
         scores: NDArray[np.float32] = self._model.predict(self.prepare(rows)[0], _SCORED_ROWS)[:, 0]
         return scores

@@ -1,12 +1,12 @@
 """Measure false alarms and delays of the monitor's policies on planted streams.
 
-Run by `make benchmark-policies`. Stationary streams have an AUC of .80, so that every retrain
+Run by `make benchmark-policies`. In stationary streams, the AUC is always .80, so every retrain
 request is a false alarm. In other streams, the AUC falls to .70. Streams with and without a fall of
-the AUC are drawn at three click rates. In further streams, several rows have the same user, and the
-test bets once per row or once per request. The last part simulates hours of traffic under
-continuous retraining, with a release every 0.2, 1 or 5 attribution windows.
-`testing.click_streams` and `release_streams` generate the streams, and the policies are the
-monitor's own.
+the AUC are drawn at three click rates. Another part has streams in which several rows have the same
+user. There, the sequential test uses either rounds of single rows or rounds of requests. The last
+part simulates hours of traffic under continuous retraining, with a release every 0.2, 1 or 5
+attribution windows. `testing.click_streams` and `release_streams` generate the streams, and the
+policies are the monitor's own.
 """
 
 import math
@@ -80,15 +80,15 @@ RELEASES = Releases(
 """Four hours of traffic with an attribution window of half an hour. The AUC falls from .79 to
 .62."""
 FALL_AFTER, FALL_DECIDE = 5400.0, 30.0
-"""Two times in seconds. The AUC falls after `FALL_AFTER`, midway between two releases. After the
-fall, `FALL_DECIDE` passes between two decision points."""
+"""Two durations in seconds. The AUC falls after `FALL_AFTER`, midway between two releases. From
+then on, decision points are `FALL_DECIDE` seconds apart."""
 RELEASE_WINDOWS = (0.2, 1.0, 5.0)
 """Number of attribution windows between two releases."""
 GATE_HALF_WIDTH = 0.005
 """Half-width of the gate's interval for a policy with default settings."""
 PARTITIONS = 4
 """Number of partitions of the event log. Only the monitor of the first partition decides. The hash
-of a request's id decides its partition, so each partition has a sample of the requests."""
+of a request's id determines its partition, so each partition has a sample of the requests."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -310,10 +310,11 @@ def study_partition(traffic: ClickTraffic, *, streams: int, seed: int) -> dict[s
 def study_releases(windows: float, *, streams: int, falls: int, seed: int) -> dict[str, Any]:
     """Return the false alarms and delays of the sequential test for one release interval.
 
-    The monitor's own code decides. A request before the change is a false alarm. A request after
-    the change is a false alarm if its version was already trained on rows from after the change.
-    All versions of a stream share one alpha. The delay in seconds lasts from the change to the
-    event time of the newest row that the alarm used. The change is midway between two releases.
+    The monitor's own code decides. A retrain request before the change is a false alarm. After the
+    change, a retrain request is a false alarm if the live version was already trained on rows from
+    after the change. All versions of a stream share one alpha. The delay in seconds lasts from the
+    change to the event time of the newest row that the alarm used. The change is midway between two
+    releases.
     """
     steady = replace(RELEASES, every=windows * RELEASES.window)
     middle = (FALL_AFTER // steady.every + 0.5) * steady.every
@@ -367,14 +368,18 @@ def study_releases(windows: float, *, streams: int, falls: int, seed: int) -> di
 def _requests(
     random: np.random.Generator, releases: Releases, settings: PolicySettings
 ) -> Iterator[int]:
-    """Return the seconds of the decision points with a retrain request."""
+    """Yield the time of each decision point with a retrain request, in seconds from the start."""
     for point in decisions(random, releases, settings):
         if point.decision.action is Action.RETRAIN:
             yield round(point.time - START)
 
 
 def _shows_a_change(point: DecisionPoint) -> bool:
-    """Return whether the decision requests a run or reports training rows from after the change."""
+    """Return whether the decision shows that the policy has detected the change.
+
+    Such a decision requests a run, or its reason says that the version was trained on rows from
+    after the change.
+    """
     return (
         point.decision.action is Action.RETRAIN
         or "rows from after the change" in point.decision.reason
@@ -388,7 +393,7 @@ def _is_late_alarm(point: DecisionPoint, releases: Releases) -> bool:
 def false_alarms(alarms: Sequence[int | None], bound: float | None) -> dict[str, Any]:
     """Return the number of streams with a false alarm, and whether it is within the bound.
 
-    The result also has the 95 % interval of their share (Wilson).
+    The result also has the 95 % interval (Wilson) for the share of streams with a false alarm.
     """
     count, total = sum(each is not None for each in alarms), len(alarms)
     low, high = share_interval(count, total)

@@ -3,11 +3,11 @@
 Run by `make benchmark-preprocessing`.
 
 1. A first run of the step (fit, transform, verification and publishing), compared with the script's
-   fit, transform and to_parquet. Both outputs must agree (`same_encoding`), else the figures would
-   compare different work.
-2. An incremental run: vocabularies are extended without a new fit. The script cannot extend
-   vocabularies, so it fits again. Parts 1 and 2 are measured with 200,000 rows and with a million
-   rows. The other parts are measured only with a million rows.
+   fit, transform and to_parquet. If the two outputs differ (`same_encoding`), the benchmark fails,
+   because the times would not be comparable.
+2. An incremental run, which extends vocabularies without a new fit. The script cannot extend
+   vocabularies, so the script repeats its fit. Parts 1 and 2 are measured with 200,000 rows and
+   with a million rows. The other parts are measured only with a million rows.
 3. Fixed cost: an incremental run of few rows, including interpreter and imports.
 4. Seconds, processor time and memory of both engines (NVTabular and NumPy) in parts 1 to 3.
 5. Memory for two window sizes. The figure is the proportional share of anonymous memory (Linux
@@ -84,8 +84,8 @@ TARGETS = {200_000: 4.0, 1_000_000: 6.0}
 """Target speed as a multiple of the script's speed, by the number of rows."""
 FIXED_TARGET_SECONDS, FIXED_ROWS = 5.0, 10_000
 MEMORY_TARGET = 1.15
-"""Target for the peak memory with four times as many rows, as a multiple of the peak memory with
-the original rows."""
+"""Maximum ratio of two peaks of memory: the peak with four times as many rows, divided by the peak
+with the original rows."""
 _PARTITION_ROWS = 65_536
 
 
@@ -114,7 +114,7 @@ class PreprocessingBench:
     ) -> dict[str, Any]:
         """Return the figures of the step and of the stock script on the same rows.
 
-        The step and the script alternate.
+        In each round, the step and the script run one after the other.
         """
         measured: list[dict[str, Run]] = []
         for number in range(rounds):

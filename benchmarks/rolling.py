@@ -54,8 +54,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             ]
             if any(abs(ours[1] - river[1]) > 1e-7 for ours, river in readings):
                 raise Refused(
-                    f"after {every} rows a reading the AUC is {readings[0][0][1]}, river's "
-                    f"{readings[0][1][1]}"
+                    f"with a read every {every} rows, the monitor's last AUC is "
+                    f"{readings[0][0][1]}, expected river's {readings[0][1][1]}"
                 )
             ratio = spread([river[0] / ours[0] for ours, river in readings])
             target = TARGET if every == 1 else None

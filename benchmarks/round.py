@@ -111,7 +111,7 @@ def report(results: dict[int, list[RoundSeconds]]) -> dict[str, Any]:
 
 BASE_ROWS = 100_000
 SIZES = {EMPTY_ROWS: 5, 10_000: 3, 100_000: 3, 1_000_000: 1}
-"""Number of runs for each number of rows in a run."""
+"""Number of runs by size. The size of a run is its number of rows."""
 QUICK_SIZES = {EMPTY_ROWS: 2, 10_000: 1}
 _DAY = date(2026, 3, 1)
 ACCEPT_ALL = {

@@ -211,7 +211,10 @@ USES = {each.__name__: each for each in (count_keys, encode_keys, build_graph)}
 
 
 def measure_keys(sizes: Sequence[int]) -> dict[str, float]:
-    """Return the peak anonymous memory per additional key in bytes, for each use of keys."""
+    """Return the peak anonymous memory per additional key of a vocabulary, by use of the keys.
+
+    The unit is bytes.
+    """
     found = {}
     for name in USES:
         peaks = [
@@ -231,9 +234,10 @@ def measure_keys(sizes: Sequence[int]) -> dict[str, float]:
 
 
 def print_needs(needs: dict[str, list[StepNeeds]]) -> dict[str, dict[str, FittedLine]]:
-    """Print the measurements, and extrapolations by lines through the two largest windows.
+    """Print the measurements and the extrapolations.
 
-    Small windows use fewer processes.
+    A straight line through the two largest windows gives an extrapolation. Small windows use fewer
+    processes, so they are left out of the line.
     """
     lines = {}
     for step, measured in needs.items():
@@ -253,7 +257,7 @@ def print_needs(needs: dict[str, list[StepNeeds]]) -> dict[str, dict[str, Fitted
 
 
 def figures(needs: Mapping[str, Sequence[StepNeeds]], keys: Mapping[str, float]) -> list[Figure]:
-    """Return a figure for each step and size, and for each use of a key."""
+    """Return a figure for each step and window size, and for each use of a vocabulary's keys."""
     found = []
     for step, measured in needs.items():
         for each in measured:

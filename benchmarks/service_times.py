@@ -38,12 +38,14 @@ _PARTS = ("compute_input", "compute_infer", "compute_output")
 
 
 def measure(address: str, model: str, *, seconds: float) -> list[dict[str, Any]]:
-    """Return the number of requests and the quantiles of their seconds, for each number of rows.
+    """Measure a model, and return the number of requests and quantiles of seconds per request.
+
+    The result has one entry for each number of rows in a request.
 
     Args:
         address: host:port of a Triton's gRPC.
         model: Name of a model with the contract's tensors.
-        seconds: Duration of the measurement per number of rows.
+        seconds: Duration of the measurement for each number of rows in a request.
 
     Raises:
         TemporaryError: the model has other callers at the same time, or the server does not count
@@ -71,7 +73,7 @@ def _seconds_of_requests(
     At least one request is sent.
 
     Raises:
-        TemporaryError: the server never counted a request, or also counted requests of other
+        TemporaryError: the server did not count a request, or its count includes requests of other
             callers.
     """
     began, times = time.monotonic(), list[float]()

@@ -1,10 +1,11 @@
 """Compare the speed of serving with peers on the same machine.
 
 Run by `make benchmark-serving`. Deployment's command releases our model onto the bundled
-tritonserver. `reference` is an NVTabular workflow and the network, as an ensemble of two Python
-models in the same server binary. `web` is our graph under FastAPI and uvicorn, with requests in
-bytes. `floor` is a model that computes nothing, in our server. Before the measurement, all servers
-except the floor must give the same scores. Client, servers and peers share the machine.
+tritonserver. `reference` runs in the same server binary as an ensemble of two Python models: an
+NVTabular workflow, and the network. `web` is the graph of our model under FastAPI and uvicorn, with
+requests in bytes. `floor` is the echo model, which computes nothing, in our server. Before the
+measurement, the benchmark checks that all servers give the same scores, except `floor`. Client,
+servers and peers share the machine.
 
 Prints latencies, rows per second, the parts of a request's time, cold starts and releases under
 load, and writes all figures as JSON. A missed target is printed, and the exit code stays 0. If

@@ -39,8 +39,8 @@ from inference_client.rows import FeatureRows
 
 IN_PROCESS, WOKEN = "onnxruntime", "onnxruntime, woken"
 WOKEN_AFTER = 0.0005
-"""Seconds of rest before each batch of `WOKEN`. The core of a waiting server also rests before a
-batch."""
+"""Pause in seconds before each batch of the measurement `WOKEN`. A processor core that was idle is
+slower at first, as in a server that waits for requests."""
 PARITY = 1e-5
 
 
@@ -82,7 +82,9 @@ class Disagreement(Refused):
 
 
 async def check_parity(servers: dict[str, MeasuredServer], models: Models) -> dict[str, float]:
-    """Return each server's largest difference from the expected scores, except the floor's.
+    """Return the largest difference from the expected scores for each server with the model.
+
+    The echo model computes no scores, so it is left out.
 
     Raises:
         Disagreement: a server's difference is above `PARITY`.
@@ -150,8 +152,8 @@ async def closed(
     """Return the summaries of all rounds per batch size, concurrency and server.
 
     ONNX Runtime alone has as many threads as the server can use: one per caller, but at most one
-    per instance. For one caller, there is a second measurement with a rest before each batch
-    (`WOKEN`), because a core is slower after a rest.
+    per instance. For one caller, there is a second measurement with a pause before each batch
+    (`WOKEN`), because a core is slower after a pause.
     """
     results: dict[str, Any] = {}
     for _ in range(sizes.rounds):
@@ -335,7 +337,8 @@ def ratios(ours: Sequence[dict[str, Any]], others: Sequence[dict[str, Any]], fig
 def least_ms(rounds: dict[str, list[dict[str, Any]]]) -> list[float]:
     """Return a lower bound of the p50 of every server that runs the graph, per round.
 
-    The bound adds the p50 of the floor and the p50 of ONNX Runtime after a rest of the core.
+    The bound is the sum of two p50: the p50 of the echo model, and the p50 of ONNX Runtime with a
+    pause before each batch (`WOKEN`).
     """
     return [floor["p50_ms"] + woken["p50_ms"] for floor, woken in zip(rounds[FLOOR], rounds[WOKEN])]
 
@@ -345,7 +348,10 @@ def beyond_compute(
     compute: Sequence[dict[str, Any]],
     floor: Sequence[dict[str, Any]],
 ) -> Spread:
-    """Return (our p99 - the model's p99) / the floor's p99, per round."""
+    """Return the p99 that serving adds to the computation of the model, per round.
+
+    The unit is the p99 of the echo model: (p99 of `ours` - p99 of `compute`) / p99 of `floor`.
+    """
     return spread(
         [(a["p99_ms"] - b["p99_ms"]) / c["p99_ms"] for a, b, c in zip(ours, compute, floor)]
     )

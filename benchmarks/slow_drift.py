@@ -4,8 +4,8 @@
 `SimulatorSnapshot`, which draws rows with their true click probability. These properties change:
 
 - Planted weights of some columns: a fixed part plus a part that follows a stationary
-  Ornstein-Uhlenbeck process with a given half-life. The autocorrelation of this part after a hours
-  is 2^(-a / half-life).
+  Ornstein-Uhlenbeck process with a given half-life. At a lag of t hours, the autocorrelation of the
+  second part is 2^(-t / half-life).
 - Popularity of their categories: the logarithm of the frequency follows another Ornstein-Uhlenbeck
   process.
 - Categories: new categories appear at a constant rate, are most popular when they are new, and
@@ -54,9 +54,9 @@ class SlowDrift:
     half_life_hours: float = 12.0
     """Hours after which the autocorrelation of weights and popularities is one half."""
     moving_share: float = 0.07
-    """Share of the planted variance of these columns that changes, in [0, 1]. The rest of the
-    variance is constant. With the other defaults, the true probabilities of one moment lose one
-    point of AUC (0.01) within a day, and 1.2 points within two days."""
+    """Share of the planted weights' variance that follows the drift, in [0, 1]. The other part of
+    the variance is constant. With the other defaults, a perfect model that is not retrained loses
+    one point of AUC (0.01) within a day, and 1.2 points within two days."""
     popularity_spread: float = 0.3
     """Standard deviation over time of the logarithm of a category's frequency. 0 means constant
     frequencies."""
@@ -95,8 +95,8 @@ class SimulatorSnapshot:
     ) -> NDArray[np.float64]:
         """Return the click probabilities [n] of the rows, as if they were drawn at this time.
 
-        No model of this time can score better than these probabilities. If the AUC of these
-        probabilities falls on later rows, drift is the only cause.
+        No model of this time can score better than these probabilities. On later rows, their AUC
+        can be lower, and drift is then the only cause.
         """
         return sigmoid(self.strength * effects_of(self.tables, dense, categorical) + self.bias)
 
@@ -142,7 +142,8 @@ class DriftingSimulator:
     def _calibration(self) -> Generator:
         """Return a generator that yields the same random numbers for every hour.
 
-        With equal random numbers, bias and strength do not vary with the sample.
+        Bias and strength are computed from a random sample. With equal random numbers, they change
+        only with the drift.
         """
         return np.random.default_rng([self.simulator.seed, 5])
 
@@ -191,8 +192,8 @@ class DriftingSimulator:
         if drift.new_category_share == 0.0 or drift.new_categories_per_hour == 0.0:
             return table
         life, rate = drift.new_category_half_life_hours, drift.new_categories_per_hour
-        # Category number k appears in the k-th interval of 1 / rate hours. The first categories
-        # appear long before hour 0.
+        # Category number k appears in the k-th interval of 1 / rate hours. Category 0 appears
+        # `_LIVES` half-lives before the simulation starts.
         numbers = range(math.floor(hours * rate), math.floor((hours + _LIVES * life) * rate) + 1)
         drawn = [np.random.default_rng([drift.seed, 13, number, k]) for k in numbers]
         ages = np.array(
@@ -229,7 +230,8 @@ def ornstein_uhlenbeck(
     at equal steps. The autocorrelation of the process at lag k is decay^k.
     """
     random = np.random.default_rng(seed)
-    # Draw in the order of steps, so that a later step starts with the same numbers.
+    # Draw the numbers of all steps in order. Two steps then share the numbers up to the earlier
+    # step, so they are on the same path.
     first, shocks = random.normal(size=count), random.normal(size=(step, count))
     decays = decay ** np.arange(step - 1, -1, -1.0)
     path: NDArray[np.float64] = decay**step * first + math.sqrt(1.0 - decay**2) * (decays @ shocks)
@@ -239,7 +241,7 @@ def ornstein_uhlenbeck(
 def _orthogonal_to(
     path: NDArray[np.float64], fixed: NDArray[np.float64], shares: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Remove from `path` its parts along the columns' mean and along `fixed`.
+    """Make the weights in `path` uncorrelated with the weights in `fixed`, with mean 0 over rows.
 
     The result is scaled so that its expected variance over rows is 1. `fixed` has mean 0 and
     variance 1 over rows, so the variances of the fixed and the moving part add up. The map is

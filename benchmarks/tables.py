@@ -1,12 +1,14 @@
 """Measure the savings and the costs of served tables in float16 and int8.
 
-Run by `make benchmark-tables` after `make demo`. Quality: each model of the demo is exported in
-each number type. The graph of each model scores the raw held-out rows of its run, as a server
-would. The figures are AUC and log loss. The difference of the AUC from float32 has an interval over
-requests. Speed: a table of 10 million vectors of width 16 in each number type, with uniformly
-random requests, so that nearly every vector misses the processor's caches. ONNX Runtime in this
-process and the laptop's Triton serve the tables alternately. Prints all figures, and writes them as
-JSON.
+Run by `make benchmark-tables` after `make demo`.
+
+Quality: each model of the demo is exported in each number type. The graph of each model scores the
+raw held-out rows of its run, as a server would. The figures are AUC and log loss. For float16 and
+int8, the change of the AUC against float32 has a confidence interval, computed by request.
+
+Speed: a table of 10 million vectors of width 16 in each number type, with uniformly random
+requests, so that nearly every vector misses the processor's caches. ONNX Runtime in this process
+and the laptop's Triton serve the tables alternately. Prints all figures, and writes them as JSON.
 """
 
 import sys

@@ -92,8 +92,9 @@ def skipped_of(result: dict[str, Any]) -> list[str]:
 def figures_of(result: dict[str, Any], *, ratio_target: float) -> list[Figure]:
     """Return the figures of one case.
 
-    The figures are our ratio to the fastest peer with Adam, rows per second, and the AUC. A higher
-    speed must not lower the AUC. Peers with another optimizer are compared without a target.
+    There are three kinds of figures: our ratio to the fastest peer that trains with Adam, the rows
+    per second, and the AUC. A higher speed must not lower the AUC. Peers with another optimizer are
+    compared without a target.
     """
     rows = []
     for name in result["ours"]:
@@ -152,9 +153,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def values_read(results: dict[str, Any], table: str) -> Figure:
     """Return the reading rate of rows with lists, relative to rows with only Criteo's columns.
 
-    The rate is in values per second.
-
-    Each element of a list counts as one value.
+    The rate is in values per second. Each element of a list counts as one value.
     """
     ours = "evergreen float32"
     rates = [

@@ -157,7 +157,8 @@ def measured(year: Year, folder: Path, now: datetime) -> dict[str, float]:
 def vocabulary_ids(rounds: int, ttl_days: float) -> dict[str, int]:
     """Return the number of ids of a column after `rounds` hourly runs.
 
-    Also returns how many ids have a category, and how many categories are stored without an id.
+    The result also has the number of ids with a category, and the number of stored categories
+    without an id.
     """
     random = np.random.default_rng(0)
     rules = PreprocessingSettings(category_ttl_days=ttl_days)

@@ -81,7 +81,7 @@ class Journal:
         """Called with each event after it was written."""
 
     def append_decisions(self, lines: Mapping[float, str]) -> None:
-        """Append decisions, oldest first. The argument maps decision points to canonical lines.
+        """Append decisions, oldest first. `lines` maps each decision point to its line.
 
         Decisions that a predecessor wrote before it died are skipped, so that every point appears
         once.
@@ -99,7 +99,10 @@ class Journal:
                 self._decided_until = time
 
     def accept_earlier_decisions(self) -> None:
-        """Allow decisions on earlier points, after a clock that was ahead was corrected."""
+        """Allow decisions on earlier points.
+
+        Earlier points occur when a clock that was ahead is corrected.
+        """
         self._decided_until = None
 
     def append_point(self, point: dict[str, Any]) -> None:

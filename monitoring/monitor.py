@@ -181,8 +181,8 @@ class _Measurements:
         self.windows = VersionWindows(evaluation.window_rows)
         self._measured: dict[int, tuple[float, Kpis]] = {}
         """Time and result of each version's last measurement."""
-        # Use the delays of all versions together. Delays depend on the users, and a new version has
-        # no delays for a whole attribution window.
+        # Pool the delays of all versions. Delays depend on the users, and a new version has no
+        # delays for a whole attribution window.
         self._delays = ClickDelays()
         self.open_labels: tuple[OpenEstimate, ...] = ()
         """The newest estimate of each version with open rows."""
@@ -263,7 +263,8 @@ logger = logging.getLogger(__name__)
 _MATURE_REQUESTS = 10_000
 """Maximum number of requests matured in one transaction."""
 _FILE_PARTS = 8
-"""Minimum number of parts in a full archive file. Rows of one part are written together."""
+"""Minimum number of parts in a full archive file. The rows of a part are always written to the same
+file."""
 FORGET_SECONDS = 600.0
 ORPHAN_SECONDS = 3600.0
 """Seconds for which an outcome with an unknown request waits after the end of its window. At the
@@ -676,7 +677,7 @@ class Monitor:
         return self._without_corrupt(lambda: self._store.waiting(before, _MATURE_REQUESTS))
 
     def _without_corrupt(self, read: Callable[[], Waiting | None]) -> Waiting | None:
-        """Call `read` again until it reports no corrupt block, and return its result.
+        """Call `read` until no block is corrupt, and return its result.
 
         The rows of a corrupt block are lost.
         """
@@ -847,9 +848,9 @@ def _expect_columns_of_before(store: StateStore, features: Features) -> None:
         name for kind, names in known.items() for name in names if name not in columns[kind]
     ]:
         raise ContractError(
-            f"the state folder has rows with the columns {lost}, expected only "
-            f"{sum(columns.values(), [])}: stop the previous monitor, which archives its rows, "
-            "and start this one on an empty folder"
+            f"unexpected columns {lost} of rows in the state folder, expected only "
+            f"{sum(columns.values(), [])}: stop the previous monitor after it has archived its "
+            "rows, and start this monitor with an empty folder"
         )
     if known != columns:
         store.arrange_columns(columns, ColumnMap(known or columns, columns))

@@ -40,7 +40,8 @@ class RecordSettings:
     """Maximum age of a record, in seconds. An older record becomes a dead letter. The limit bounds
     the number of days with open archive files."""
     keep_ids_seconds: float = 7 * 86_400.0
-    """Seconds for which ids of archived requests are stored to recognize redeliveries."""
+    """Seconds for which ids of archived requests are stored, so that redeliveries are
+    recognized."""
 
     def __post_init__(self) -> None:
         expect(self, "at least 1", lambda value: value >= 1, "archive_roll_rows", "pull_messages")

@@ -138,14 +138,15 @@ class Uploader:
         rows are used for training only within `late_days` days. Files that failed in an earlier
         pass come last, so that one bad file does not block the other files.
 
+        A file that cannot be read, or that exists in the lake with other bytes (`Differs`, see
+        `refused`), is skipped. The error for such files is raised after all other files were moved.
+
         Raises:
             TemporaryError: A file could not be moved now, and the files after it wait for the next
-                pass. The error is also raised after the other files were moved, if some files
-                cannot be read.
+                pass. Or some files cannot be read.
             PermanentError: No file can be moved until somebody fixes a permission, the disk space
-                or the bucket. The remaining files stay in the archive. The error is also raised
-                after the other files were moved, if some files exist in the lake with other bytes
-                (`Differs`, see `refused`).
+                or the bucket. The remaining files stay in the archive. Or some files exist in the
+                lake with other bytes.
         """
         moved: list[str] = []
         differing: list[Differs] = []
@@ -180,9 +181,7 @@ class Uploader:
             raise differing[0]
         if unreadable:
             first = "; ".join(unreadable[:3])
-            raise TemporaryError(
-                f"{len(unreadable)} files were not moved, all others were: {first}"
-            )
+            raise TemporaryError(f"{len(unreadable)} unreadable files were not moved: {first}")
         return moved
 
     def _upload_order(self, name: str) -> tuple[bool, str, float, str]:
@@ -274,7 +273,7 @@ def main(argv: Sequence[str] | None = None, environment: Mapping[str, str] = os.
     logger.info("moving %s to %s", settings.archive, settings.lake)
     if settings.once:
         stop.set()
-    with suppress(Differs):  # `Differs` is reported below for all refused files
+    with suppress(Differs):  # `Differs` is raised below, once for all refused files
         run(uploader, stop, settings.interval_seconds)
     if uploader.refused:
         raise Refused(

@@ -18,7 +18,7 @@ _ROW_BYTES = 4 * NUM_DENSE + 8 * NUM_CATEGORICAL
 
 
 def build(graph: str) -> FastAPI:
-    """Return the application around the graph."""
+    """Return a web application that scores rows with the graph."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     session = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])

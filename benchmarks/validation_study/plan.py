@@ -1,8 +1,8 @@
 """Define the pairs of windows of the study, with and without a shift.
 
-Each pair has its own random numbers. All shifts of a pair are planted into the same second window,
-so that the first window is read once. TFDV gets only the first pairs. `methods` describes the
-methods, and `benchmarks.validation` counts the alarms.
+Each pair has its own random numbers. For each shift, only the second window of a pair is changed,
+so the first window is read once. TFDV gets only the first pairs. `methods` describes the methods,
+and `benchmarks.validation` counts the alarms.
 """
 
 import shutil
@@ -100,7 +100,7 @@ def _shifted(
 
 
 def _chosen(shifts: Sequence[Shift], quick: bool) -> Sequence[Shift]:
-    """Return all shifts, or the first shift of each kind."""
+    """Return all shifts. If `quick` is set, return only the first shift of each kind."""
     return [
         s
         for i, s in enumerate(shifts)

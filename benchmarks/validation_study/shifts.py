@@ -2,9 +2,10 @@
 
 The simulator draws independent rows, but the rows of a real log depend on each other. The rows of a
 request share the user's columns, so that 20,000 rows have as much information about these columns
-as 313 independent rows. Each shift changes only the property in its name. In a user's column, a
-shift changes complete requests. In an item's column, a shift changes single rows. The correlation
-of rows within a request therefore stays the same. `methods` finds the shifts.
+as 313 independent rows. Each shift changes only the property in its name. If a shift of a user's
+column changes a row, it changes all rows of the same request. A shift of an item's column changes
+each row independently. The correlation of rows within a request therefore stays the same. `methods`
+finds the shifts.
 """
 
 from collections.abc import Callable
@@ -213,7 +214,8 @@ def _between(
 ) -> NDArray[np.float32]:
     """Round each value to the integer below or above, at random.
 
-    The rounding keeps the mean on `scale`. All rows of a request use the same random number.
+    On average, `scale` of the result equals `scale` of `values`. All rows of a request use the same
+    random number.
     """
     low = np.floor(values)
     up = (scale(values) - scale(low)) / (scale(low + 1) - scale(low))
@@ -224,9 +226,10 @@ def _between(
 def _strike(
     window: DrawnWindow, column: str, share: float, *, random: Generator
 ) -> NDArray[np.bool_]:
-    """Return which rows [n] change.
+    """Draw the rows [n] that a shift changes.
 
-    In a user's column, complete requests change. In other columns, single rows change.
+    In a user's column, all rows of a drawn request change. In other columns, rows are drawn
+    independently.
     """
     struck = random.random(len(window.request)) < share
     return struck[window.request] if column in USER_COLUMNS else struck
@@ -279,7 +282,7 @@ ITEM_SHIFTS = _shifts(
 USER_SHIFTS = _shifts(
     _USER_CATEGORIES, _USER_NUMBERS, ("I2", "C10"), swaps=(("I2", "I5"), ("C2", "C10"))
 )
-"""Shifts of columns that are equal in all rows of a request."""
+"""Shifts for the columns in `USER_COLUMNS`, which have one value per request."""
 assert not set(USER_COLUMNS) & {c for shift in ITEM_SHIFTS for c in shift.columns}
 assert (
     {c for shift in USER_SHIFTS for c in shift.columns}

@@ -257,8 +257,9 @@ def evaluate_requests(
 ) -> Iterator[DecisionPoint]:
     """Yield the decision points of `requests`, which are ordered by (time, request id).
 
-    If `memory` is given, requests up to the last decision point of that state only fill the
-    windows. Decisions are made only for later requests.
+    `memory` continues an earlier evaluation. Requests up to the last decision point of that
+    evaluation are added to the windows without a decision. Decisions are made only for later
+    requests.
 
     Args:
         requests: Archived requests.
@@ -294,7 +295,7 @@ def evaluate_requests(
 
 
 class _Stream:
-    """Passes requests to an evaluator and a drift watch, in order of event time."""
+    """Adds requests to an evaluator and a drift watch, in order of event time."""
 
     def __init__(self, evaluator: Evaluator, watch: DriftWatch, settings: DecisionSettings) -> None:
         self._evaluator = evaluator

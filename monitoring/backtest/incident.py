@@ -2,7 +2,8 @@
 
 An incident is a time span of records with the monitor's decisions, in one folder:
 
-- `records/day=*/part.parquet`: served rows, including the earlier rows that fill the windows
+- `records/day=*/part.parquet`: served rows of the time span, and the earlier rows from which the
+  first windows are filled
 - `statistics/<version>/`: the training profile of each model
 - `decisions.jsonl`: the decision lines that the monitor wrote
 - `incident.json`: rules, the evaluator's state at the start, hashes of models, and SHA-256 of every
@@ -270,7 +271,8 @@ class Recorded:
 
     points: int
     open_points: int
-    """Number of newest decision points that cannot be replayed reliably yet."""
+    """Number of newest decision points whose replay is not reliable yet, because the archive lacks
+    rows."""
     complete_until: float
     needs_until: float
     """To replay all points, the archive must contain the rows up to this event time."""

@@ -1,9 +1,9 @@
 """Counts that describe one bucket of predictions. The counts do not depend on the order of records.
 
 The input is prediction batches of one model version and the model's training profile. The output is
-the bucket's profile in the cells of a `Layout`. `monitoring.drift.comparison` compares profiles.
-pyarrow is imported only when values are counted, because command lines import this module for
-settings.
+a histogram of the bucket's values for each column, with the same cells as in the training profile.
+`monitoring.drift.comparison` compares the two profiles. pyarrow is imported only when values are
+counted, because command lines import this module for settings.
 
 A cell counts values of one column. All cells are in one flat array. A numeric column has one cell
 per bucket of the reference. A categorical column has one cell per listed value, and one cell for
@@ -205,10 +205,10 @@ class Sketch:
         self._arrays = {
             "cells": np.zeros(
                 (int(layout.starts[-1]), 3), np.int64
-            ),  # same columns as `ColumnProfile.sums`
+            ),  # columns as in `ColumnProfile.sums`
             "present": np.zeros(
                 (num_columns, 3), np.int64
-            ),  # number of rows, sum of squares, number of requests
+            ),  # number of rows, sum over requests of squared number of rows, number of requests
             "missing": np.zeros((num_columns, 3), np.int64),
         }
 
@@ -261,7 +261,7 @@ class Sketch:
             rows=self.rows, requests=self.requests, sizes=self.squares, columns=columns
         )
 
-    # -- saved state
+    # -- save and restore
 
     def memory(self) -> dict[str, Any]:
         """Return the sketch as a JSON object of about 60 kB."""
@@ -293,7 +293,7 @@ class Sketch:
             at += array.size
         return sketch
 
-    # -- counting
+    # -- count rows
 
     def _count(self) -> None:
         """Count all pending rows."""

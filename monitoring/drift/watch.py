@@ -15,10 +15,10 @@ buckets, later buckets are deferred. An example is the time after a long stop of
 Deferred rows are counted when `close` reaches their bucket and the caller passes the rows to
 `resume`.
 
-The saved state contains every open bucket. The caller stores this state with the number of the last
-stored prediction. After a restart, the caller observes all predictions with a higher number than
-the stored number again. If the rows of a prediction were deleted in the meantime, the prediction is
-missing in the drift reports. Nothing else is lost.
+The saved state contains every open bucket. Predictions are numbered in the order in which they are
+stored. The caller saves the number of the last observed prediction together with this state. After
+a restart, the caller adds all later predictions again. If the rows of a prediction were deleted in
+the meantime, the prediction is missing in the drift reports. Nothing else is lost.
 """
 
 from collections import Counter
@@ -69,8 +69,8 @@ class DriftWatch:
         """Sketches by (bucket number, version)."""
         self._unknown: set[Key] = set()
         self._carried: dict[int, tuple[int, Sketch]] = {}
-        """Sketches that were too small to compare, by version, each with the number of its first
-        bucket."""
+        """For each version, the merged sketch of buckets that were too small to compare, and the
+        number of the first of these buckets."""
         self._layouts: dict[int, Layout] = {}
         self._closed_up_to: float | None = None
         self._deferred_from: int | None = None
@@ -204,7 +204,7 @@ class DriftWatch:
             del self._layouts[next(iter(self._layouts))]
         return layout
 
-    # -- memory
+    # -- save and restore
 
     def memory(self) -> dict[str, Any]:
         """Return all open buckets as a JSON object, about 60 kB each."""

@@ -1,16 +1,16 @@
 """AUC of rows whose attribution window is still open: estimate, bounds, and when it is final.
 
-The input is the scores and ages of the open rows, which of these rows are already clicked, and the
-click delays of matured rows. The output is the AUC that the open rows will have when their labels
-are final. The module `window` computes the numbers of matured rows.
+The input has two parts. For each open row, it has the score, the age, and whether a click has
+arrived. For matured rows, it has the click delays. The output is the AUC that the open rows will
+have when their labels are final. The module `window` computes the numbers of matured rows.
 
 **Bounds.** A click that has arrived remains a click. Any other open row may or may not become a
 click. The bounds are the minimum and maximum of the AUC over all possible labels of these rows, so
 the matured value always lies between them. The ranks of all rows do not depend on labels, and U =
-(sum of the clicks' midranks) - n1 (n1 + 1) / 2. Among the labelings with m more clicks, U is
-largest if the m rows with the highest ranks are clicked. U is smallest if the m rows with the
-lowest ranks are clicked. A cumulative sum over the sorted ranks gives the largest and smallest U
-for every m.
+(sum of the clicks' midranks) - n1 (n1 + 1) / 2. Suppose that m of the undecided rows become clicks.
+U is then largest if they are the m undecided rows with the highest ranks. U is smallest if they are
+the m undecided rows with the lowest ranks. A cumulative sum over the sorted ranks gives the largest
+and smallest U for every m.
 
 **Estimate.** F(a) is the share of clicks that come within age a. F is estimated by the empirical
 distribution of the click delays of matured rows. Delays of matured rows are not censored. If a row
@@ -88,8 +88,8 @@ class OpenEstimate:
     """Estimated AUC. None if fewer than `MIN_DELAYS` delays are known, or if no labeling has both
     classes."""
     auc_low: float | None = None
-    """Lowest AUC of any labeling, or None if no labeling has an AUC. `auc_high` is the highest
-    AUC."""
+    """Lowest AUC of any labeling, or None if no labeling has an AUC. The highest AUC is in
+    `auc_high`."""
     auc_high: float | None = None
 
 
@@ -124,7 +124,7 @@ def estimate_open(
             f"scores, ages and clicked have shapes {scores.shape}, {ages.shape}, {clicked.shape}"
         )
     if not ((scores >= 0) & (scores <= 1)).all():
-        raise ContractError("open rows have a score outside [0, 1], expected a probability")
+        raise ContractError("scores of open rows are outside [0, 1], expected probabilities")
     if not len(scores):
         return OpenEstimate(version=version, open_rows=0, open_clicks=0, final_at=None)
     may_click = ~clicked & (ages < window_seconds)

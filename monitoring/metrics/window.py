@@ -1,4 +1,4 @@
-"""Windows of the newest matured rows and ranked lists per model version, and their KPIs.
+"""Keep the newest matured rows and ranked lists of each model version, and compute its KPIs.
 
 `statistics.metrics` defines the KPIs. `monitoring.state.store` stores rows across restarts.
 """

@@ -4,15 +4,17 @@ The input is the matured rows of the serving version, the gate's metrics of that
 earlier metrics of its predecessor. The output is a decision, which is `ROLLBACK` if the version
 must be rolled back. Five tests share `bake_alpha` equally. Four of the five tests use outcomes:
 
-- AUC: the e-process of `monitoring.policies.betting` compares the AUC with a limit. Two 95 %
-  intervals set the limit: the gate's interval, and the interval of the predecessor's last window.
-  The limit is the smaller of the two lower ends, minus `max_auc_loss`. The predecessor is included
-  because a rollback to an equally bad version would not help. For example, a change of user
-  behaviour lowers the AUC of both versions.
-- Two tests of calibration (too many or too few clicks) and one of the click rate: each test sums
-  the excess over its limit, for example clicks minus limit times predicted clicks. Each request
-  adds one term to the sum. `mixture_evidence` evaluates the sum, and its result is valid under any
-  number of looks.
+- AUC: the e-process of `monitoring.policies.betting` compares the AUC with a limit. The limit is
+  computed from two 95 % intervals: the gate's interval of this version, and the interval of the
+  predecessor's last window. The smaller of their lower ends, minus `max_auc_loss`, is the limit.
+  The predecessor is included because a rollback to an equally bad version would not help. For
+  example, a change of user behaviour lowers the AUC of both versions.
+- Calibration: one test for too many clicks, and one test for too few clicks.
+- Click rate: one test.
+
+Each test of calibration or click rate adds one term per request to a sum. The term is the excess
+over the limit. For too many clicks, the term is the clicks minus the limit times the predicted
+clicks. `mixture_evidence` evaluates the sum, and its result is valid under any number of looks.
 
 The fifth test needs no labels: it counts scores that are not probabilities
 (`monitoring.retraining.new_versions`). A version that gives every row the same score is rolled back
@@ -53,9 +55,9 @@ _STUCK_ROWS = 1_000
 """Minimum number of rows for the check of equal scores. If all scores are equal, the model ignores
 its input."""
 _SUSPICION = 3.0
-"""A version becomes suspect when its evidence reaches this value. A suspect version bakes on until
-its evidence falls below this value or is enough for a rollback. For a version within its limits,
-the evidence begins at 1 and falls."""
+"""A version becomes suspect when its evidence reaches this value. The baking of a suspect version
+continues. Baking can end when the evidence falls below this value, or is enough for a rollback. For
+a version within its limits, the evidence begins at 1 and falls."""
 _TUNED_SQUARES = 50.0
 """Sum of squares at which `mixture_evidence` is most sensitive. In the test of too many clicks, the
 sum of squares is about the number of clicks."""

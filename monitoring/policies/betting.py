@@ -2,31 +2,33 @@
 
 The input is matured rows in order. The output is the e-value and the time at which it began to
 grow. `monitoring.policies.policies` bases its decisions on the e-value and on the start of its
-growth. An e-process can be read as the capital of a gambler who bets against the claim.
+growth. The literature describes an e-value as the capital of a gambler who bets against the claim.
+This text uses "bet" in that sense.
 
 **Payoff.** A round is a fixed number of successive requests. Each round compares every click with
-every non-click of *different* requests in the round. A pair scores 1 if the click has the higher
-score, 1/2 for a tie, and 0 otherwise, each minus theta. The payoff X is the sum over pairs, divided
-by a number fixed before the round (the planned pairs), so that X is in [-theta, 1 - theta]. No two
-rounds share a row. Rows of one request, which share their user, are in one round and never form a
-pair. If the AUC over the pairs of different requests is at least theta, then E[X | earlier rounds]
->= 0. If lambda in [0, 1 / (1 - theta)) is chosen before the round, the factor 1 - lambda X has a
-mean of at most 1. The product of the factors is a nonnegative supermartingale (betting on a bounded
-mean: Waudby-Smith and Ramdas 2024, JRSS-B 86).
+every non-click of *different* requests in the round. The result of a pair is 1 if the click has the
+higher score, 1/2 for a tie, and 0 otherwise. The payoff X is the sum of (result - theta) over the
+pairs, divided by the planned number of pairs. The planned number is fixed before the round, so X is
+in [-theta, 1 - theta]. No two rounds share a row. Rows of one request, which share their user, are
+in one round and never form a pair. If the AUC over the pairs of different requests is at least
+theta, then E[X | earlier rounds] >= 0. If lambda in [0, 1 / (1 - theta)) is chosen before the
+round, the factor 1 - lambda X has a mean of at most 1. The product of the factors is a nonnegative
+supermartingale (betting on a bounded mean: Waudby-Smith and Ramdas 2024, JRSS-B 86).
 
-**Mixture.** A bet may start before any round s with the share w_s of the capital, where w_1 + w_2 +
-... = 1. A share stays constant until its bet starts. Each share is split equally over several
-values of lambda, the `FRACTIONS` of the largest lambda. A mixture of supermartingales is a
-supermartingale, so the capital is an e-process (Ramdas et al. 2023, Statistical Science 38). By
-Ville's inequality (1939), P(the capital ever reaches 1 / alpha) <= alpha, over all time and at
-every look. If a drift begins after long service, bets that start late detect it. By the time of
-such a drift, the bets that started early have lost their shares of the capital. A bet that starts
-at round t costs only a factor of 1 / w_t, whose logarithm is about log t. The restarted e-detectors
-of Shin, Ramdas and Rinaldo (2024) detect a drift sooner. However, restarted e-detectors bound the
-mean time between false alarms, not the probability of any false alarm.
+**Mixture.** The e-value is a weighted sum of such products. For each round s, one product starts at
+round s with the weight w_s, where w_1 + w_2 + ... = 1. A product is 1 until its first round. The
+weight of each start is split equally over products with different lambda. These are the largest
+lambda times each of `FRACTIONS`. A weighted mean of supermartingales is a supermartingale, so the
+e-value is that of an e-process (Ramdas et al. 2023, Statistical Science 38). By Ville's inequality
+(1939), P(the e-value ever reaches 1 / alpha) <= alpha, over all time and at every look. If a drift
+begins after long service, the products that start late detect it. By the time of such a drift, the
+products that started early are close to 0. A product that starts at round t costs only a factor of
+1 / w_t, whose logarithm is about log t. The restarted e-detectors of Shin, Ramdas and Rinaldo
+(2024) detect a drift sooner. However, restarted e-detectors bound the mean time between false
+alarms, not the probability of any false alarm.
 
-**Several versions.** Each version has its own rounds and its own theta. The bets of all versions
-multiply the same capital, one after the other. The lambda of a round follows from theta, and is
+**Several versions.** Each version has its own rounds and its own theta. The rounds of all versions
+multiply the same e-value, one after the other. The lambda of a round follows from theta, and is
 chosen before the rows of the round are known. The product over the rounds of all versions is
 therefore a supermartingale if the AUC of each version is at least the version's theta. A single
 application of Ville's inequality covers all versions together.
@@ -100,7 +102,7 @@ class Rounds:
         return [fraction / (1.0 - self.theta) for fraction in FRACTIONS]
 
     def play(self, rows: MaturedRows) -> tuple[list[float], list[float]]:
-        """Add `rows`, and return the payoffs and the clicks of the rounds that they complete.
+        """Add `rows`, and return the payoff and the number of clicks of each newly completed round.
 
         Rounds in which no pair is possible are skipped.
         """
@@ -237,21 +239,22 @@ class EProcess:
         return self._e_value.value
 
     def update(self, rows: MaturedRows, enough: float) -> bool:
-        """Bet on every round that `rows` complete, and return whether the e-value reached `enough`.
+        """Add `rows`, update the e-value by all rounds that are now complete, and report success.
 
-        Once the e-value has reached `enough`, the remaining rounds are skipped.
+        Returns:
+            Whether the e-value reached `enough`. The rounds after that are skipped.
         """
         payoffs, clicks = self._rounds.play(rows)
         return self._e_value.bet(payoffs, clicks, self._rounds.lambdas, enough=enough)
 
 
 _LARGEST = 1e300
-"""Upper limit of a trail's product, because JSON has no infinity."""
+"""Upper limit of `Trail.value`, because JSON has no infinity."""
 
 
 @dataclass(frozen=True)
 class Trail:
-    """Running product of the factors of one bet.
+    """Running product of the factors for one value of lambda.
 
     If the product falls to 1 or below, it restarts at 1.
     """
@@ -261,7 +264,8 @@ class Trail:
     """Event time in seconds. The product includes only rows after `since`. None if the product is
     1."""
     shown_at: float | None = None
-    """Event time of the rows with which the product first became large enough, or None."""
+    """Event time of the newest row when the product first reached the threshold of an alarm, or
+    None."""
 
     def after(self, factor: float, *, since: float, until: float, enough: float) -> "Trail":
         """Return the trail multiplied by the factor of one decision point.
@@ -295,10 +299,10 @@ def cross_wins(
     rounds: NDArray[np.int64],
     num_rounds: int,
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Count the pairs of a click and a non-click in different groups, and the wins of the click.
+    """Compare every click with every non-click of a different group, separately for each round.
 
-    A tie is half a win. Groups and rounds are numbered from 0, and their numbers ascend. All rows
-    of a group are in one round, and a round may have no row.
+    A click with the higher score wins, and a tie is half a win. Groups and rounds are numbered from
+    0, and their numbers ascend. All rows of a group are in one round, and a round may have no row.
 
     Args:
         labels: 0 or 1, shape [n].
@@ -342,7 +346,7 @@ def _count_wins(
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Count for each key the pairs of a click and a non-click, and the pairs that the click wins.
 
-    The results are multiples of 1/2, so they have no rounding error.
+    A tie is half a win. Wins are therefore multiples of 1/2 without a rounding error.
     """
     order = np.lexsort((scores, keys))
     label = labels[order]

@@ -50,12 +50,11 @@ def no_baseline(version: int) -> Baseline | None:
 
 
 def serving_ahead(settings: EvaluationSettings) -> float:
-    """Return the seconds after a decision point whose predictions still affect the decision.
+    """Return for how many seconds after a decision point predictions still affect its decision.
 
-    These predictions show which version served at the decision point.
-
-    The result is the attribution window minus the grace period, because the last predictions before
-    the watermark may arrive late.
+    These predictions show which version served at the decision point. The result is the attribution
+    window minus the grace period, because the last predictions before the watermark may arrive
+    late.
     """
     return max(settings.attribution_window_seconds - settings.drift_grace_seconds, 0.0)
 
@@ -244,7 +243,7 @@ class Evaluator:
         return np.asarray(requests.micros <= self._decided)
 
     def _decide_at(self, point: int, requests: MaturedRequests) -> DecisionPoint:
-        """Decide on new requests in order. All of them come from versions of the lineage."""
+        """Decide on new requests in order. All requests were scored by versions of the lineage."""
         version, since = self._timeline.lineage[-1]
         of_lineage = dict(requests.by_version())
         shown = version if version in self._windows.versions else int(requests.versions[-1])
@@ -335,18 +334,18 @@ def _rows_of(requests: MaturedRequests) -> MaturedRows:
 
 
 MAX_LINEAGE = 64
-"""Maximum number of versions of a lineage that are remembered, newest first. Within one attribution
-window, fewer versions than this number serve traffic."""
+"""Maximum number of versions of a lineage that are remembered, newest first. The limit is larger
+than the number of versions that serve within one attribution window."""
 
 
 class _ServingTimeline:
     """The version that serves at each point, and its lineage.
 
-    The newest non-canary prediction determines the serving version. Predictions up to `ahead` after
-    the point are included (see `serving_ahead`). The highest version number would be wrong, because
-    a rollback serves an older version. If two predictions have the same time, the prediction of the
-    higher version counts as newer. A version that is replaced by an earlier version was rolled back
-    and leaves the lineage.
+    The newest non-canary prediction determines the serving version. A decision point also uses
+    predictions that are at most `ahead` microseconds later than the point (see `serving_ahead`).
+    The highest version number would be wrong, because a rollback serves an older version. If two
+    predictions have the same time, the prediction of the higher version counts as newer. A version
+    that is replaced by an earlier version was rolled back and leaves the lineage.
     """
 
     def __init__(self, span: int, ahead: int) -> None:
@@ -372,7 +371,7 @@ class _ServingTimeline:
         return self.lineage[-1][0] if self.lineage else None
 
     def seen_until(self, point: int) -> int:
-        """Return the time up to which all predictions are known at the decision about `point`."""
+        """Return the event time up to which a decision about `point` uses predictions."""
         return point + self._ahead
 
     def record(self, times: NDArray[np.int64], versions: NDArray[np.int32]) -> None:
@@ -407,7 +406,7 @@ class _ServingTimeline:
     def advance(self, point: int) -> None:
         """Advance to `point`.
 
-        Every prediction up to `ahead` after `point` must have been recorded.
+        Before the call, all predictions up to `ahead` microseconds after `point` must be recorded.
         """
         if self.reached is not None and point < self.reached:
             # A clock that was ahead was corrected. The predictions with later times came from the

@@ -5,10 +5,10 @@ The output is the evidence about the serving version, from which the policy `seq
 
 All versions of a lineage share one e-process (`monitoring.policies.betting`). A release does not
 reset the e-process. If a row matures after its version was replaced, the row is evidence against
-the later versions. An alarm means that the data have changed, and names the rows that show the
-change. At the event time `shown_at`, the largest product of all trails became large enough. The
-rows up to `shown_at` therefore suffice to detect the change. A version that was trained on the rows
-up to `shown_at` has adapted to the change:
+the later versions. An alarm means that the data have changed. `shown_at` of an alarm is the event
+time of the newest row that was needed to detect the change. The rows up to `shown_at` therefore
+suffice to detect the change. A version that was trained on the rows up to `shown_at` has adapted to
+the change:
 
 - A version with training rows up to `shown_at` or later starts a new e-process, shared with the
   later versions that have adapted. The new e-process ignores the rows of other versions, because
@@ -39,9 +39,9 @@ class Alarm:
     since: float
     """Time at which the e-value began to grow."""
     shown_at: float
-    """Time of a row. The rows up to this time are enough to detect the change."""
+    """Event time of the newest row that was needed to detect the change."""
     matured: int
-    """Number of rows before the alarm, of all versions."""
+    """Total number of rows, over all versions, that had matured before the alarm."""
     value: float
     """The e-value."""
     rounds: int
@@ -66,11 +66,11 @@ class VersionEvidence:
     clicks: int = 0
     """Number of clicks in the rounds."""
     versions: tuple[int, ...] = ()
-    """Versions whose rows are in the e-value. Empty before any row matured."""
+    """Versions whose rows changed the e-value. Empty before any row matured."""
 
 
 class _Played(NamedTuple):
-    """Results of the rounds that new rows of one version completed."""
+    """Results of rounds of one version. New rows completed these rounds."""
 
     payoffs: list[float]
     clicks: list[float]
@@ -86,11 +86,12 @@ class _Process:
         self.scored: dict[int, float] = {
             int(version): time for version, time in memory.get("scored", {}).items()
         }
-        """For each version with rows in a trail, the newest decision point at which a bet was made
-        on its rows."""
+        """For each version, the last decision point at which its rows changed this e-process.
+        Versions whose last rows are older than every trail are left out."""
         self.alarm = _alarm(memory.get("alarm"))
         self.change = _alarm(memory.get("change"))
-        """Newest change to which the versions of this e-process have adapted."""
+        """Newest detected change that the training rows of this e-process's versions include, or
+        None."""
         self.trained_until: float | None = memory.get("trained_until")
         """Time of the newest training row of the process's version, or None if unknown."""
 
@@ -138,9 +139,9 @@ class LineageEvidence:
         return {"rounds": self._rounds, "processes": self._processes, "decided": self._decided}
 
     def update(self, evidence: Evidence, thetas: Mapping[int, float]) -> None:
-        """Bet on the new rows of every version that has a theta."""
-        # The versions bet one after the other, so a later version's capital already includes the
-        # results of earlier versions at the same decision point.
+        """Update the e-processes with the new rows of every version that has a theta."""
+        # Versions are processed one after the other. The e-value for a later version therefore
+        # already includes the results of earlier versions at the same decision point.
         for version, rows in evidence.rows_of.items():
             if version not in thetas:
                 continue
@@ -213,14 +214,14 @@ class LineageEvidence:
         return self._restarted(process)
 
     def _restarted(self, process: _Process) -> _Process:
-        """Return a new e-process if the version adapted to the alarm's change, else `process`."""
+        """Return `process`, or a new e-process if its version has adapted to the alarm's change."""
         alarm, trained_until = process.alarm, process.trained_until
         if alarm is None or trained_until is None or trained_until < alarm.shown_at:
             return process
         return _Process({"trained_until": trained_until, "change": asdict(alarm)})
 
     def _bet(self, version: int, played: _Played, evidence: Evidence) -> None:
-        """Bet on the rows of one version, in each e-process that counts them."""
+        """Update each e-process that counts the rows of `version`."""
         trained_until = evidence.trained_until(version)
         multiplied = factors(played.payoffs, played.lambdas)
         for name in [
@@ -256,8 +257,8 @@ def _raised(process: _Process, evidence: Evidence) -> Alarm:
     since = evidence.time if trail.since is None else trail.since
     return Alarm(
         since=since,
-        # If `shown_at` is None, the product was not large enough before this decision point.
-        # Therefore only the rows of this point show the change.
+        # If `shown_at` is None, this trail alone has not reached the threshold of an alarm. The
+        # current decision point is then used instead.
         shown_at=evidence.time if trail.shown_at is None else trail.shown_at,
         matured=evidence.matured_total,
         value=process.e_value.value,

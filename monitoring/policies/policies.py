@@ -77,7 +77,10 @@ class ThresholdPolicy(_ConfiguredPolicy):
     def _evaluate_successor(
         self, action: Action, evidence: Evidence, memory: PolicyMemory
     ) -> tuple[Action, str]:
-        """Decide about a serving version without matured rows, by an earlier version's window."""
+        """Evaluate a serving version that has no matured rows yet.
+
+        The window is that of an earlier version.
+        """
         text = f"no row of model version {evidence.version} has matured yet"
         trained_until, since = evidence.trained_until(), memory["since"]
         if trained_until is None:
@@ -127,14 +130,14 @@ class ThresholdPolicy(_ConfiguredPolicy):
 
 
 class SequentialPolicy(_ConfiguredPolicy):
-    """Sequential test of "the AUC is at least theta" that bounds false alarms over all time.
+    """Sequential test of the claim "the AUC is at least theta".
 
-    Each row is compared with the theta of the version that scored it, and all versions of a lineage
-    share one e-process. While each version's AUC is at least its theta, the probability that this
-    policy *ever* returns RETRAIN is at most alpha, for any number of looks and releases. The module
-    `betting` has the proof, and `lineage_evidence` selects the rows that are evidence. A new
-    e-process with its own alpha begins after a detected change, after a rollback, and for a version
-    with unknown training rows.
+    The test bounds false alarms over all time. Each row is compared with the theta of the version
+    that scored it, and all versions of a lineage share one e-process. While each version's AUC is
+    at least its theta, the probability that this policy *ever* returns RETRAIN is at most alpha,
+    for any number of looks and releases. The module `betting` has the proof, and `lineage_evidence`
+    selects the rows that are evidence. A new e-process with its own alpha begins after a detected
+    change, after a rollback, and for a version with unknown training rows.
 
     theta is the lower end of the gate's 95 % interval, minus a tolerance. If a version has no gate
     AUC, its rows are not used.

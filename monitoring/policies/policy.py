@@ -100,7 +100,7 @@ class Evidence:
     version. The value is at least `serving_since`."""
     kpis: Kpis
     """KPIs of the serving version's window. If no row of the serving version has matured yet, the
-    KPIs are of the version with the newest row."""
+    KPIs are computed from the window of the version with the newest row."""
     rows_of: Mapping[int, MaturedRows]
     """New rows of the serving version and its predecessors in the lineage, by ascending version."""
     lineage: tuple[int, ...]
@@ -109,8 +109,8 @@ class Evidence:
     matured_total: int
     """Number of rows of all versions so far. The number never decreases."""
     baselines: Mapping[int, Baseline]
-    """Baselines, as far as known, of the versions in `rows_of`, the serving version and the
-    window's version."""
+    """Known baselines. They include the serving version, the version of the window, and the
+    versions in `rows_of`."""
     predecessor: Predecessor | None = None
     """None if the version replaced no other version, if the previous version has no known row, or
     if this version has no matured row."""

@@ -40,8 +40,8 @@ class RunMemory:
     failures: int = 0
     """Number of consecutive runs without a release."""
     failed: int = 0
-    """Number of newest consecutive runs that failed. A run that was refused does not count as
-    failed."""
+    """Number of consecutive failed runs, counted back from the newest run. A run that was refused
+    does not count as failed."""
     requested_at: tuple[float, ...] = ()
     """Times of the requests of the last day."""
     releases_since_full: int = 0
@@ -124,8 +124,8 @@ def ended(
         )
     refusals = memory.refusals
     if outcome == "refused":
-        # Allow an incremental run after a refused full run. If the count of refusals were not
-        # reset, full runs would follow each other.
+        # Reset the count of refusals after a refused full run, so that the next run is incremental.
+        # Otherwise, full runs would follow each other.
         refusals = 0 if parent == NONE else refusals + 1
     failures = memory.failures + 1
     backoff = min(settings.failure_backoff_seconds * 2.0 ** min(failures - 1, 30), DAY_SECONDS)

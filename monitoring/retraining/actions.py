@@ -1,9 +1,10 @@
 """Act on decisions: start a run or notify people, within the rate limits.
 
-The input is the decisions of the policies, and a call in every iteration of the loop. The output is
-the decision after rate limits, events, at most one run at a time
-(`monitoring.retraining.retraining`), and messages (`monitoring.retraining.notifications`).
-`monitoring.policies.rate_limit` applies the rate limits.
+The input is the decisions of the policies. `DecisionHandler.consider` applies the rate limits
+(`monitoring.policies.rate_limit`) to a decision, and starts a run or notifies people. The loop also
+calls `DecisionHandler.step` in every iteration. `step` advances the run in progress
+(`monitoring.retraining.retraining`) and sends messages (`monitoring.retraining.notifications`). At
+most one run is in progress.
 """
 
 import dataclasses
@@ -110,7 +111,7 @@ class ActionStatus:
     failures: int | None = None
     """Number of consecutive runs without a release."""
     failed: int | None = None
-    """Number of newest consecutive runs that failed."""
+    """Number of consecutive failed runs, counted back from the newest run."""
     incident_since: float | None = None
     last_action: str | None = None
     messages_waiting: int | None = None

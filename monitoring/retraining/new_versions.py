@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _UNUSABLE, _ROLLED_BACK = "unusable_scores", "rolled_back"
-"""Names of two documents. The first contains the `_UnusableRows`. The second contains the position
-in the promotion journal up to which rollbacks were reported."""
+"""Names of two documents. `_UNUSABLE` contains the `_UnusableRows`. `_ROLLED_BACK` contains the
+position in the promotion journal up to which rollbacks were reported."""
 _LOOK_SECONDS = 2.0
 """Seconds between two reads of the promotion journal."""
 
@@ -113,12 +113,12 @@ class NewVersions:
         self._looked_at: float | None = None
 
     def count_unusable(self, found: Sequence["UnscoredRows"], now: float) -> None:
-        """Count a baking version's new requests with scores that are not probabilities."""
+        """Count the requests of a baking version that have a score outside [0, 1]."""
         try:
             bakes = baking(self._store)
         except (ContractError, OSError) as error:
             logger.warning(
-                "rows without a score are not counted, the promotion journal cannot be read: %s",
+                "cannot count rows without a score, because reading the promotion journal failed: %s",
                 error,
             )
             return

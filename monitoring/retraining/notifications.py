@@ -26,7 +26,7 @@ from monitoring.state.database import Database
 logger = logging.getLogger(__name__)
 
 INCIDENTS, _OUTBOX = "incidents", "outbox"
-"""Names of the documents."""
+"""Names of two documents in the monitor's state."""
 DRIFT = "drift"
 LOG = "log"
 _DEAD_LETTER = "dead_letter"
@@ -47,7 +47,7 @@ class NotificationSettings:
     """File with the address of a webhook that accepts Slack's JSON. Empty means no notifications.
     The address is a secret, so it is not a setting."""
     remind_seconds: float = 6 * 3600.0
-    """While an incident is open, seconds between two messages about it."""
+    """Seconds between two messages about an open incident."""
     status_url: str = ""
     """Address of the status page for people, linked in messages."""
 

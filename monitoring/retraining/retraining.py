@@ -32,7 +32,7 @@ _SUBMITTING = "submitting"
 RUNNING = "running"
 PROGRESS = "retraining"
 RATE_LIMITS = "rate_limits"
-"""Names of the documents."""
+"""Names of documents in the monitor's state."""
 _RETRY_SECONDS = 15.0
 """Seconds before a busy or unreachable trigger is called again."""
 _UNKNOWN_SECONDS = 60.0

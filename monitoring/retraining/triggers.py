@@ -1,7 +1,7 @@
 """Start pipeline runs locally or on Kubeflow: one run at a time, and each request once.
 
-The input is a `RetrainRequest`. The output is whether a run started, and after its end, the final
-state of the run. The pipeline defines the parameters of a run.
+The input is a `RetrainRequest`. `submit` returns whether a run was started. `state` returns the
+state of the run, which is its outcome after the end. The pipeline defines the parameters of a run.
 
 A local run is a process that outlives the monitor that started it. The process inherits a locked
 file. The kernel releases the lock when the process ends, whatever happens to the monitor. A run
@@ -57,7 +57,8 @@ UNKNOWN = "unknown"
 class RunState(NamedTuple):
     """State of a run.
 
-    The state is `running`, `unknown` to the trigger, or an outcome of `registry.runs.RunOutcome`.
+    The state is `running`, `unknown` or an outcome of `registry.runs.RunOutcome`. `unknown` means
+    that the trigger cannot find the run.
     """
 
     state: str
@@ -343,7 +344,7 @@ class KubeflowTrigger:
             if other is not run and _is_at_work(other):
                 self._end_later_run(other.run_id, first=run.run_id)
         if _is_active(run):
-            # `reason` is only for people, who must resume a paused run.
+            # `reason` is a text for people. For example, a paused run must be resumed by a person.
             return RunState(
                 RUNNING, f"it is {run.state}" if run.state in ("PAUSED", "CANCELING") else ""
             )

@@ -13,9 +13,9 @@ rows, the measured AUC of an equally good model was higher by 0.04.
 
 The steps have this order, so that a killed process loses no row:
 
-1. The state assigns the rows to a file name and marks the file as `intended`.
+1. The state records which rows belong to a new file, with the status `intended`.
 2. The file is written under a temporary name, flushed and renamed, and its folder is flushed.
-3. The state marks the file as `sealed`.
+3. The state changes the status of the file to `sealed`.
 
 After a restart, if an intended file exists here or was uploaded, the state marks it as `sealed`.
 Any other intended file is written again under the same name from the same rows.
@@ -347,10 +347,10 @@ class Archive:
         return [ArchivedPart(name, num_rows)]
 
     def _divide(self, name: str, error: Exception) -> list[ArchivedPart]:
-        """Divide a file that cannot be written, or set the file apart if it has one request.
+        """Split the rows of a file whose write failed into two files, and write these files.
 
-        One bad row must not block the other rows. Rows that are set apart stay in the state and are
-        retried at the next start.
+        One bad row must not block the other rows. If the file has only one request or outcome, it
+        is set apart. Its rows stay in the state, and the write is retried at the next start.
         """
         numbers, half = self._store.numbers_of_file(name), f"{name.rpartition('/')[0]}/part-"
         if len(numbers) == 1 and not holds_outcomes(name) and self._store.split_part(numbers[0]):

@@ -289,7 +289,7 @@ def _make_private(path: Path) -> None:
 
 
 def add_to(counts: dict[str, float], name: str, number: float) -> None:
-    """Add to one of `counts`."""
+    """Add `number` to the counter `name` in `counts`."""
     counts[name] = counts.get(name, 0) + number
 
 
@@ -322,7 +322,7 @@ def holds_outcomes(name: str) -> bool:
 class FileTables(Database):
     """Tables that assign matured rows and late outcomes to archive files.
 
-    Programs open its subclass `monitoring.state.store.StateStore`.
+    Programs use the subclass `monitoring.state.store.StateStore`.
     """
 
     # -- matured rows and late outcomes that are in no file
@@ -471,7 +471,7 @@ class FileTables(Database):
             return self._move_apart(connection, name, 1)
 
     def retry_file(self, name: str) -> None:
-        """Mark a file that was set apart as `intended` again."""
+        """Change the status of a file from `set apart` back to `intended`."""
         with self._transaction({}) as connection:
             self._move_apart(connection, name, -1)
 

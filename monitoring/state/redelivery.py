@@ -31,7 +31,8 @@ class Classified(NamedTuple):
     """Indexes of predictions. Each prediction is in exactly one of the three arrays."""
 
     new: NDArray[np.int64]
-    """First prediction of each id that is not stored yet, ascending."""
+    """New predictions, ascending. An id is new if it is not stored yet. If several predictions have
+    the same new id, only the first prediction is in this array."""
     redelivered: list[int]
     reused: list[int]
     """Predictions with the id of another request."""
@@ -48,10 +49,10 @@ def classify(
         predictions: Predictions in any order. If several new predictions have the same id, only the
             first prediction is new. The other predictions are compared with the first prediction.
         known: Stored requests with these ids.
-        held: Function that takes the number of a stored prediction, and returns the prediction's
-            block and the number of the first prediction in the block. The function returns None if
-            the rows are archived. If the rows are archived, only the time, the version and the
-            number of rows are compared.
+        held: Function that reads the block of a stored prediction. The argument is the number of
+            the prediction. The result is the block and the number of its first prediction, or None
+            if the rows are archived. For archived rows, only the time, the version and the number
+            of rows are compared.
     """
     new: dict[str, int] = {}
     redelivered: list[int] = []

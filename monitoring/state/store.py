@@ -11,10 +11,11 @@ so they take no memory. This module stores, matures and deletes records. `monito
 decodes records, and `monitoring.state.database` assigns rows to files.
 
 Requests are stored in blocks. A block contains the requests of one pull, ordered by time, so that
-matured requests come first. A request moves from a block to a part of matured requests, then to an
-intended file, and then to a sealed file. The click labels of matured requests are final. The rows
-of a block are deleted once all of them are sealed. Conversions and late clicks are stored as late
-outcomes, and then move to an intended and a sealed file.
+matured requests come first. A request moves from a block to a part of matured requests. The part is
+assigned to an archive file, which is first `intended` and then `sealed`. The click labels of
+matured requests are final. The rows of a block are deleted once all of them are in sealed files.
+Conversions and late clicks are stored as late outcomes, which are assigned to archive files in the
+same way.
 """
 
 import json
@@ -77,8 +78,8 @@ _MAX_DEAD_LETTERS = 100_000
 """Number of newest dead letters whose ids are stored, so that a redelivered dead letter is counted
 once."""
 AHEAD_FOLDER = "ahead"
-"""Folder in the names of files whose rows have times far in the future. The rows are set apart, and
-the files are never written."""
+"""First part of the names of files for rows with times far in the future. These rows are set apart,
+and the files are never written."""
 _NOT_APART = "(file IS NULL OR file NOT IN (SELECT name FROM files WHERE state = 'set apart'))"
 _IS_HELD = (
     "predictions.rowid >= (SELECT first FROM blocks WHERE last >= predictions.rowid ORDER "
@@ -182,8 +183,8 @@ class StateStore(FileTables):
             )
         row_bytes = bytes_of_row(added.dense.shape[1], added.categorical.shape[1])
         # A block spans at most one minute. All rows of a block stay until its last request has
-        # matured, so a request from a clock that is ahead must not be in a block with earlier
-        # requests.
+        # matured. A request with a wrong time in the future must therefore not share a block with
+        # earlier requests.
         for start, stop in _chunks(
             added.sizes, _BLOCK_BYTES // row_bytes, added.micros // 60_000_000
         ):
@@ -277,7 +278,7 @@ class StateStore(FileTables):
                 )
             self._write_documents(connection, {"features": columns})
 
-    # -- from open to matured
+    # -- mature requests
 
     def waiting(
         self, predicted_before: float, limit: int, max_rows: int = 1_000_000
@@ -334,7 +335,7 @@ class StateStore(FileTables):
             block: Number of the block's first prediction, from `CorruptBlock.number`.
 
         Returns:
-            The number of rows that lose their labels.
+            The number of rows that now never get a label.
         """
         counts: dict[str, float] = {}
         with self._transaction(counts) as connection:
@@ -373,7 +374,10 @@ class StateStore(FileTables):
         return [click for run in _runs(numbers) for click in self._connection.execute(query, run)]
 
     def waiting_ahead(self, after: float) -> Waiting | None:
-        """Return a block of predictions with open labels that are later than this time, or None."""
+        """Return the open predictions of a block, if all of them are later than `after`.
+
+        Returns None if there is no such block.
+        """
         query = (
             "SELECT first, matured_to, requests FROM blocks WHERE waiting_from > ? ORDER BY "
             "waiting_from LIMIT 1"
@@ -454,7 +458,7 @@ class StateStore(FileTables):
             requests: Requests that `waiting` returned, in the order in which they are archived.
             counts: Counters to add in the same transaction.
             now: Seconds since the epoch.
-            late: Outcomes of the requests that set no label.
+            late: Outcomes that do not change a label of these requests.
             part_rows: Maximum rows of a part, unless a single request has more. A part has one UTC
                 day and is the smallest unit of an archive file.
             apart: Whether the requests are set apart, so that they are never archived.
@@ -501,7 +505,10 @@ class StateStore(FileTables):
         return int(self.counters.get("matured_request", 0))
 
     def num_matured_after(self, cursor: int) -> int:
-        """Return how many of `newest_rows` matured after the request at position `cursor`."""
+        """Return how many of `newest_rows` matured later than the request number `cursor`.
+
+        Requests are numbered in the order in which they mature, from 1.
+        """
         query = (
             f"SELECT last, min(num_requests, last - ?) FROM matured WHERE last > ? AND {_NOT_APART}"
         )
@@ -737,7 +744,10 @@ def _insert_ids(
 
 
 def _waiting_of(block: Predictions, first: int, user_position: int | None) -> Waiting:
-    """Return the columns that maturing needs. `first` is the number of the first prediction."""
+    """Return the columns that label attribution needs.
+
+    `first` is the number of the first prediction.
+    """
     users = (
         np.full(block.num_rows, MISSING_CATEGORY)
         if user_position is None
@@ -758,7 +768,10 @@ def _valid(kind: type[R], found: Iterable[tuple[bytes, int]]) -> Iterator[R]:
 def _insert_block(
     connection: sqlite3.Connection, block: Predictions, first: int, *, user_position: int | None
 ) -> None:
-    """Store the rows, and separately the columns that maturing reads."""
+    """Store a block of predictions.
+
+    The columns for label attribution are also stored separately.
+    """
     waiting = _waiting_of(block, first, user_position)
     last, num = first + len(block) - 1, len(block)
     times = (float(block.times[0]), float(block.times[-1]))

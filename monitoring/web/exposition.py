@@ -1,7 +1,7 @@
-"""Snapshot for the pages, heartbeat of the loop, and health checks.
+"""Data that the loop shares with the HTTP server: the pages' snapshot, and the loop's heartbeat.
 
 The loop passes one snapshot per iteration. `web.metrics` and `web.page` render the snapshot, and
-`web.server` answers requests.
+`web.server` answers requests and health checks.
 """
 
 import json
@@ -49,7 +49,7 @@ class Snapshot:
     windows: tuple[Kpis, ...] = ()
     """KPIs of each model version."""
     open_labels: tuple[OpenEstimate, ...] = ()
-    """Estimate for each model version with open rows."""
+    """Estimated AUC of each model version that has open rows."""
     drift: Mapping[str, Any] | None = None
     """Newest closed bucket of feature drift, a JSON object. None before the first bucket has
     closed."""

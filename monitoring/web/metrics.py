@@ -187,7 +187,10 @@ def _gauges(*gauges: tuple[str, str, float | None]) -> Iterator[GaugeMetricFamil
 def _labelled_gauge(
     name: str, text: str, *, label: str, values: Mapping[str, float | None]
 ) -> GaugeMetricFamily:
-    """Return a gauge with one sample per value of a label, without values that do not exist."""
+    """Return a gauge with one sample per value of a label.
+
+    A sample whose number is undefined is left out.
+    """
     gauge = GaugeMetricFamily(_PREFIX + name, text, labels=[label])
     for key, value in values.items():
         if value is not None:

@@ -68,8 +68,8 @@ _UNITS = (
     (172_800.0, 3600.0, "h"),
     (float("inf"), 86_400.0, "d"),
 )
-"""For each unit of time: the duration in seconds below which it is used, its length in seconds, and
-its name."""
+"""Units for durations, ascending: the exclusive upper limit of shown durations in seconds, the
+length of the unit in seconds, and the name of the unit."""
 
 
 class History(NamedTuple):
@@ -473,7 +473,7 @@ def _actions(shown: Snapshot, now: float) -> PageTable:
 
 
 def _last_run(shown: Snapshot, now: float) -> list[PageBlock]:
-    """Describe how the last run ended, with links to its steps' reports."""
+    """Describe how the last run ended, and link to the reports of its steps."""
     last = shown.store_status.runs.last_run if shown.store_status else None
     if last is None:
         return []
@@ -514,7 +514,7 @@ def _alike(event: Mapping[str, Any]) -> tuple[str, frozenset[str], tuple[str, ..
 
 
 def _format_time(time: float, now: float | None = None) -> str:
-    """Format a time in UTC, and with `now` also how long ago it was."""
+    """Format a time in UTC. If `now` is given, add how long ago the time was."""
     text = utc_time(time)
     return text if now is None else f"{text}, {_format_duration(now - time)} ago"
 

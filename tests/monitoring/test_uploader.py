@@ -335,7 +335,7 @@ def test_unreadable_file_is_named_and_all_others_are_moved(archive, tmp_path, ca
         path.mkdir(parents=True)
     assert main(["--archive", str(archive), "--lake", str(tmp_path / "a lake"), "--once"], {}) == 3
     error = capsys.readouterr().err
-    assert "2 files were not moved, all others were" in error
+    assert "2 unreadable files were not moved" in error
     assert all(f"{path} cannot be read: Is a directory" in error for path in unreadable)
     assert remaining(archive) == []
     assert all(path.exists() for path in unreadable)
