@@ -83,7 +83,7 @@ class _StoredEvaluator:
             settings.evaluation,
             make_policies(settings.policies, settings.baking),
             baseline=baselines,
-            memory=saved,
+            state=saved,
         )
         self._newest: DecisionPoint | None = None
         self._unwritten: list[DecisionPoint] = []
@@ -124,7 +124,7 @@ class _StoredEvaluator:
         num_more = self.evaluator.num_passed_over - self._store.counters.get("passed_over", 0)
         if self.evaluator.decided_until != before or num_more:
             self._store.write_documents(
-                {"evaluator": self.memory()}, {"passed_over": num_more} if num_more else {}
+                {"evaluator": self.state_dict()}, {"passed_over": num_more} if num_more else {}
             )
             self._checkpoint("evaluator.stored")
 
@@ -140,9 +140,9 @@ class _StoredEvaluator:
             self._checkpoint("evaluator.decided")
             self._newest, self._unwritten = points[-1], []
 
-    def memory(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """Return the evaluator's state and `cursor`, the position of its last matured request."""
-        return {**self.evaluator.memory(), "cursor": self._store.matured_cursor()}
+        return {**self.evaluator.state_dict(), "cursor": self._store.matured_cursor()}
 
     def take_newest(self) -> DecisionPoint | None:
         """Return the newest decision point, or None if it was already returned.
@@ -380,7 +380,7 @@ class Monitor:
             form=RecordFormat(self._recommender.features),
             recommender=self._recommender.name,
             max_age_seconds=self._records.max_age_seconds,
-            versions=AdmittedVersions(released.versions, self._clock, memory=known),
+            versions=AdmittedVersions(released.versions, self._clock, state=known),
         )
 
     def _open_archive(self) -> Archive:
@@ -633,7 +633,9 @@ class Monitor:
 
     def _store_versions(self) -> None:
         seen = sorted(self._versions_seen)[-_MAX_VERSIONS_SEEN:]
-        self._store.write_documents({"versions": {"seen": seen, **self._rules.versions.memory()}})
+        self._store.write_documents(
+            {"versions": {"seen": seen, **self._rules.versions.state_dict()}}
+        )
 
     # -- join
 
@@ -732,7 +734,7 @@ class Monitor:
         if reports := self._drift.close(closed):
             for report in reports:
                 self._evaluation.evaluator.record_drift(report.evidence())
-            known = {"evaluator": self._evaluation.memory()}
+            known = {"evaluator": self._evaluation.state_dict()}
             self._drift.save(known, reports)
         self._drift.save_if_due()
 

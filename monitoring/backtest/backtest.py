@@ -37,7 +37,7 @@ from monitoring.drift.watch import DriftWatch
 from monitoring.policies.evaluation import Evaluator, no_baseline, serving_ahead
 from monitoring.policies.policies import make_policies
 from monitoring.policies.policy import Action, Baseline, DecisionPoint
-from monitoring.policies.rate_limit import RunMemory, apply_limits, ended, requested
+from monitoring.policies.rate_limit import PastRuns, apply_limits, ended, requested
 from monitoring.rows import MaturedRequests
 
 _NEEDED = (
@@ -253,11 +253,11 @@ def evaluate_requests(
     baseline: Callable[[int], Baseline | None] = no_baseline,
     reference: Callable[[int], TrainingReference | None] = no_reference,
     features: Features | None = None,
-    memory: Mapping[str, Any] | None = None,
+    state: Mapping[str, Any] | None = None,
 ) -> Iterator[DecisionPoint]:
     """Yield the decision points of `requests`, which are ordered by (time, request id).
 
-    `memory` continues an earlier evaluation. Requests up to the last decision point of that
+    `state` continues an earlier evaluation. Requests up to the last decision point of that
     evaluation are added to the windows without a decision. Decisions are made only for later
     requests.
 
@@ -268,13 +268,13 @@ def evaluate_requests(
         reference: Returns the training profile of a version. The function is called only for
             requests with features.
         features: Columns of the requests' features.
-        memory: Saved state of an evaluator, from which the evaluation continues.
+        state: Saved state of an evaluator, from which the evaluation continues.
     """
     evaluator = Evaluator(
         settings.evaluation,
         make_policies(settings.policies, settings.baking),
         baseline=baseline,
-        memory=memory,
+        state=state,
     )
     stream = _Stream(evaluator, DriftWatch(reference, settings.drift, features=features), settings)
     # Advance at least once per drift bucket, because only a few buckets can be open at a time.
@@ -410,19 +410,19 @@ def backtest(
         drift_at: Time of the known change in seconds since the epoch. If None, the backtest counts
             no false alarms.
     """
-    memory = RunMemory()
+    past_runs = PastRuns()
     running_until = -math.inf
     held = decision_points = rows = 0
     fires: list[Fire] = []
     for point in points:
         decision_points += 1
-        rows = int(point.memory["matured_total"])
+        rows = int(point.state["matured_total"])
         # Time at which the monitor would have decided.
         now = point.time + settings.evaluation.attribution_window_seconds
         if now < running_until:
             held += point.decision.action is Action.RETRAIN
             continue
-        decision = apply_limits(point.decision, memory, settings.rate_limit, now=now)
+        decision = apply_limits(point.decision, past_runs, settings.rate_limit, now=now)
         held += decision.action is Action.HELD
         if decision.action is Action.RETRAIN:
             fires.append(
@@ -431,8 +431,8 @@ def backtest(
                 )
             )
             running_until = now + run_seconds
-            memory = ended(
-                requested(memory, now=now), "released", settings.rate_limit, now=running_until
+            past_runs = ended(
+                requested(past_runs, now=now), "released", settings.rate_limit, now=running_until
             )
     found = (
         None if drift_at is None else next((fire for fire in fires if fire.time >= drift_at), None)

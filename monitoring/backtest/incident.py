@@ -252,7 +252,7 @@ def replay(incident: Path) -> Replayed:
         baseline=baseline,
         reference=reference,
         features=features,
-        memory=manifest["memory"],
+        state=manifest["state"],
     )
     lines = tuple(
         each.line() for each in points if manifest["start"] < each.time <= manifest["end"]
@@ -305,7 +305,7 @@ def record(
     settings = read_rules(state)
     before, lines = _decisions(state, start, math.inf if end is None else end)
     end = json.loads(lines[-1])["time"] if end is None else end
-    memory = json.loads(before)["memory"] if before else None
+    saved = json.loads(before)["state"] if before else None
     aside = _begin_folder(out, lines)
     evaluation = settings.evaluation
     until = end + evaluation.attribution_window_seconds + 2 * evaluation.decide_seconds
@@ -317,7 +317,7 @@ def record(
         aside / _RECORDS,
         features=features,
         window_rows=settings.evaluation.window_rows,
-        decided=None if memory is None else memory["decided"] / 1e6,
+        decided=None if saved is None else saved["decided"] / 1e6,
         until=until,
     )
     ahead = serving_ahead(settings.evaluation)
@@ -329,7 +329,7 @@ def record(
         "settings": flat_values(settings),
         "features": asdict(features) if features else None,
         "user": user,
-        "memory": memory,
+        "state": saved,
         "baselines": _baselines(([before] if before else []) + lines),
         "models": _copy_models(aside / STATISTICS, store, versions),
     }
@@ -383,7 +383,7 @@ def _baselines(lines: Sequence[str]) -> dict[str, Any]:
     """
     known: dict[str, Any] = {}
     for line in lines:
-        known = {**json.loads(line)["memory"]["baselines"], **known}
+        known = {**json.loads(line)["state"]["baselines"], **known}
     return known
 
 

@@ -263,7 +263,7 @@ class Sketch:
 
     # -- save and restore
 
-    def memory(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """Return the sketch as a JSON object of about 60 kB."""
         self._count()
         flat = np.concatenate([array.reshape(-1) for array in self._arrays.values()]).astype("<i8")
@@ -273,17 +273,17 @@ class Sketch:
         return {**counted, "arrays": base64.b64encode(zlib.compress(packed, 1)).decode()}
 
     @classmethod
-    def restore(cls, layout: Layout, memory: dict[str, Any]) -> "Sketch":
-        """Restore a sketch that `memory()` saved, with the same layout.
+    def restore(cls, layout: Layout, saved: dict[str, Any]) -> "Sketch":
+        """Restore a sketch that `state_dict()` saved, with the same layout.
 
         Raises:
             ValueError: The arrays of the saved sketch have other sizes.
         """
         sketch = cls(layout)
-        sketch.rows = memory["rows"]
-        sketch.requests = memory["requests"]
-        sketch.squares = memory["squares"]
-        packed = np.frombuffer(zlib.decompress(base64.b64decode(memory["arrays"])), np.uint8)
+        sketch.rows = saved["rows"]
+        sketch.requests = saved["requests"]
+        sketch.squares = saved["squares"]
+        packed = np.frombuffer(zlib.decompress(base64.b64decode(saved["arrays"])), np.uint8)
         flat = np.ascontiguousarray(packed.reshape(8, -1).T).view("<i8").reshape(-1)
         if len(flat) != sum(array.size for array in sketch._arrays.values()):
             raise ValueError(f"sketch has {len(flat)} counts, expected those of its reference")

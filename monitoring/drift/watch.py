@@ -206,7 +206,7 @@ class DriftWatch:
 
     # -- save and restore
 
-    def memory(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """Return all open buckets as a JSON object, about 60 kB each."""
         return {
             "bucket_seconds": self._settings.drift_bucket_seconds,
@@ -222,21 +222,21 @@ class DriftWatch:
             ],
         }
 
-    def restore(self, memory: dict[str, Any]) -> None:
-        """Continue from the saved state that `memory()` returned.
+    def restore(self, state: dict[str, Any]) -> None:
+        """Continue from the saved state that `state_dict()` returned.
 
         A bucket is dropped if the bucket length or the model's reference changed after the state
         was saved.
         """
-        self.passed_over.update(memory["passed_over"])
-        self._closed_up_to = memory["closed_up_to"]
-        if memory["bucket_seconds"] != self._settings.drift_bucket_seconds:
+        self.passed_over.update(state["passed_over"])
+        self._closed_up_to = state["closed_up_to"]
+        if state["bucket_seconds"] != self._settings.drift_bucket_seconds:
             return
-        self._deferred_from = memory["deferred_from"]
-        for saved in memory["open"]:
+        self._deferred_from = state["deferred_from"]
+        for saved in state["open"]:
             if sketch := self._restored(saved):
                 self._open[saved["number"], saved["version"]] = sketch
-        for saved in memory["carried"]:
+        for saved in state["carried"]:
             if sketch := self._restored(saved):
                 self._carried[saved["version"]] = (saved["number"], sketch)
 
@@ -253,5 +253,5 @@ def _saved(number: int, version: int, sketch: Sketch) -> dict[str, Any]:
         "number": number,
         "version": version,
         "layout": sketch.layout.digest,
-        "sketch": sketch.memory(),
+        "sketch": sketch.state_dict(),
     }

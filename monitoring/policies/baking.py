@@ -40,7 +40,7 @@ from monitoring.policies.policy import (
     Decision,
     Evidence,
     MaturedRows,
-    PolicyMemory,
+    PolicyState,
     without_oldest,
 )
 
@@ -115,27 +115,29 @@ class BakingPolicy:
     def __init__(self, settings: BakingSettings) -> None:
         self._settings = settings
 
-    def decide(self, evidence: Evidence, memory: PolicyMemory) -> tuple[Decision, PolicyMemory]:
+    def decide(self, evidence: Evidence, state: PolicyState) -> tuple[Decision, PolicyState]:
         """See `Policy`.
 
-        For each version, `memory` contains its state, its limits and the sums of its tests.
+        For each version, `state` contains its state, its limits and the sums of its tests.
         """
-        known: dict[str, Any] = dict(memory.get("versions", {}))
+        known: dict[str, Any] = dict(state.get("versions", {}))
         version, has_rows = str(evidence.version), len(evidence.rows.labels) > 0
         if version not in known and not has_rows:
             # Use only the version's own rows. Compute the limits from the last rows of the
             # predecessor.
             reason = f"no row of model version {evidence.version} has matured yet"
-            return self._decision(evidence, {**_NOTHING, "reason": reason}), memory
-        state = known.get(version) or self._begin(evidence)
-        if state["state"] == BAKES and has_rows:
-            state = self._evaluate(evidence, state)
-        if state["state"] != BAKES:
+            return self._decision(evidence, {**_NOTHING, "reason": reason}), state
+        version_state = known.get(version) or self._begin(evidence)
+        if version_state["state"] == BAKES and has_rows:
+            version_state = self._evaluate(evidence, version_state)
+        if version_state["state"] != BAKES:
             # Every decision line contains the complete state. Fields that only the statistical
             # tests use are therefore dropped.
-            state = {name: value for name, value in state.items() if name not in _OF_TESTS}
-        known = without_oldest({**known, version: state}, needed=[evidence.version])
-        return self._decision(evidence, state), {"versions": known}
+            version_state = {
+                name: value for name, value in version_state.items() if name not in _OF_TESTS
+            }
+        known = without_oldest({**known, version: version_state}, needed=[evidence.version])
+        return self._decision(evidence, version_state), {"versions": known}
 
     def _begin(self, evidence: Evidence) -> dict[str, Any]:
         gate, before = evidence.baseline, evidence.predecessor
@@ -171,7 +173,7 @@ class BakingPolicy:
         if (least := state["least_auc"]) is not None:
             process = EProcess(least, state.get("auc", {}))
             process.update(rows, enough)
-            state["auc"] = process.memory()
+            state["auc"] = process.state_dict()
             found[f"evidence that the AUC is below {least:.3f}"] = process.value
         state["sums"] = self._add_terms(rows, state)
         names = {

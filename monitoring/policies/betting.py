@@ -79,20 +79,20 @@ mean."""
 class Rounds:
     """Divides one version's rows into rounds, and computes the payoff of each round."""
 
-    def __init__(self, theta: float, memory: Mapping[str, Any]) -> None:
-        """Continue from the saved state that `memory()` returned.
+    def __init__(self, theta: float, state: Mapping[str, Any]) -> None:
+        """Continue from the saved state that `state_dict()` returned.
 
         The rounds start anew if the state is empty or was computed for another `theta`. `theta`
         must be in (0, 1).
         """
-        if memory.get("theta") != theta:
-            memory = {}  # The evidence was computed against another theta.
+        if state.get("theta") != theta:
+            state = {}  # The evidence was computed against another theta.
         self.theta = theta
         # Sums over requests: requests, clicks, squared clicks, non-clicks, squared non-clicks.
-        self._sums = np.asarray(memory.get("sums", np.zeros(5)))
-        self._rows = _unpack_rows(memory["rows"]) if "rows" in memory else NO_ROWS
+        self._sums = np.asarray(state.get("sums", np.zeros(5)))
+        self._rows = _unpack_rows(state["rows"]) if "rows" in state else NO_ROWS
 
-    def memory(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """Return the state for a successor process as a JSON object."""
         return {"theta": self.theta, "sums": self._sums.tolist(), "rows": _pack_rows(self._rows)}
 
@@ -161,15 +161,18 @@ class Rounds:
 class EValue:
     """E-value of the bets on successive rounds."""
 
-    def __init__(self, memory: Mapping[str, Any]) -> None:
-        """Continue from what `memory()` returned. The e-value starts anew if the state is empty."""
-        self._shares: list[float] = list(memory.get("shares", (0.0,) * len(FRACTIONS)))
-        self.rounds = int(memory.get("rounds", 0))
+    def __init__(self, state: Mapping[str, Any]) -> None:
+        """Continue from the state that `state_dict()` returned.
+
+        The e-value starts anew if the state is empty.
+        """
+        self._shares: list[float] = list(state.get("shares", (0.0,) * len(FRACTIONS)))
+        self.rounds = int(state.get("rounds", 0))
         """Number of rounds with at least one pair."""
-        self.clicks = int(memory.get("clicks", 0))
+        self.clicks = int(state.get("clicks", 0))
         """Number of clicks in the rounds with at least one pair."""
 
-    def memory(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """Return the state for a successor process as a JSON object."""
         return {"shares": list(self._shares), "rounds": self.rounds, "clicks": self.clicks}
 
@@ -209,19 +212,19 @@ class EValue:
 class EProcess:
     """E-process over the rows of one version, against one null hypothesis."""
 
-    def __init__(self, theta: float, memory: Mapping[str, Any]) -> None:
-        """Continue from the saved state that `memory()` returned.
+    def __init__(self, theta: float, state: Mapping[str, Any]) -> None:
+        """Continue from the saved state that `state_dict()` returned.
 
         The e-process starts anew if the state is empty or has another `theta`. `theta` must be in
         (0, 1).
         """
-        self._rounds = Rounds(theta, memory)
-        self._e_value = EValue(memory if memory.get("theta") == theta else {})
+        self._rounds = Rounds(theta, state)
+        self._e_value = EValue(state if state.get("theta") == theta else {})
         self.theta = theta
 
-    def memory(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """Return the state for a successor process as a JSON object."""
-        return {**self._rounds.memory(), **self._e_value.memory()}
+        return {**self._rounds.state_dict(), **self._e_value.state_dict()}
 
     @property
     def rounds(self) -> int:

@@ -68,9 +68,9 @@ class Evaluator:
         policies: Sequence[Policy],
         *,
         baseline: Callable[[int], Baseline | None] = no_baseline,
-        memory: Mapping[str, Any] | None = None,
+        state: Mapping[str, Any] | None = None,
     ) -> None:
-        """Continue from `memory`, or start anew.
+        """Continue from `state`, or start anew.
 
         After that, the caller must call `restore` with the requests that have matured so far, and
         `record_predictions` with the predictions after `decided_until + serving_ahead(settings)`.
@@ -80,9 +80,9 @@ class Evaluator:
             policies: Policies in order.
             baseline: Returns a version's baseline. The function is called once per version, so that
                 a later verdict does not change the decisions of a backtest.
-            memory: State that `memory()` returned or that a `DecisionPoint` contains, or None.
+            state: State that `state_dict()` returned or that a `DecisionPoint` contains, or None.
         """
-        known = memory or {}
+        known = state or {}
         self._policies = tuple(policies)
         self._baseline_of = baseline
         self._span = microseconds(settings.decide_seconds)
@@ -99,7 +99,7 @@ class Evaluator:
             tuple(known["last_prediction"]) if known.get("last_prediction") else None
         )
         self._matured_total = int(known.get("matured_total", 0))
-        self._memories: dict[str, dict[str, Any]] = dict(known.get("policies", {}))
+        self._policy_states: dict[str, dict[str, Any]] = dict(known.get("policies", {}))
         self._baselines: dict[str, dict[str, Any] | None] = dict(known.get("baselines", {}))
         self._predecessors: dict[str, dict[str, float | None] | None] = dict(
             known.get("predecessors", {})
@@ -126,10 +126,10 @@ class Evaluator:
         """Version that serves at the last decision point. None before the first decision point."""
         return self._timeline.version
 
-    def memory(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """Return the state for a successor process as a JSON object, without the rows."""
         return {
-            **self._memory_at(self._decided),
+            **self._state_at(self._decided),
             "decided_until": self.decided_until,
             "last_prediction": self._timeline.last,
             "drift": [asdict(each) for each in self._drift],
@@ -137,13 +137,13 @@ class Evaluator:
             "passed_over": self._passed_over,
         }
 
-    def _memory_at(self, point: int | None) -> dict[str, Any]:
+    def _state_at(self, point: int | None) -> dict[str, Any]:
         """Return the part of the state that depends only on the records up to `point`."""
         return {
             "decided": point,
             "lineage": [list(each) for each in self._timeline.lineage],
             "matured_total": self._matured_total,
-            "policies": dict(self._memories),
+            "policies": dict(self._policy_states),
             "baselines": dict(self._baselines),
             "predecessors": dict(self._predecessors),
         }
@@ -268,8 +268,8 @@ class Evaluator:
         )
         decisions = []
         for policy in self._policies:
-            decision, memory = policy.decide(evidence, self._memories.get(policy.name, {}))
-            self._memories[policy.name] = dict(memory)
+            decision, state = policy.decide(evidence, self._policy_states.get(policy.name, {}))
+            self._policy_states[policy.name] = dict(state)
             decisions.append(decision)
         return DecisionPoint(
             time=evidence.time,
@@ -277,7 +277,7 @@ class Evaluator:
             decision=combine(tuple(decisions)),
             decisions=tuple(decisions),
             kpis=evidence.kpis,
-            memory=self._memory_at(point),
+            state=self._state_at(point),
         )
 
     def _remember_baselines(self, versions: set[int]) -> None:

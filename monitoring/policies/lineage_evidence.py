@@ -80,24 +80,24 @@ class _Played(NamedTuple):
 class _Process:
     """E-process over the rows of one version and of its predecessors in the lineage."""
 
-    def __init__(self, memory: Mapping[str, Any]) -> None:
-        self.e_value = EValue(memory)
-        self.trails = [Trail(*each) for each in memory.get("trails", [()] * len(FRACTIONS))]
+    def __init__(self, state: Mapping[str, Any]) -> None:
+        self.e_value = EValue(state)
+        self.trails = [Trail(*each) for each in state.get("trails", [()] * len(FRACTIONS))]
         self.scored: dict[int, float] = {
-            int(version): time for version, time in memory.get("scored", {}).items()
+            int(version): time for version, time in state.get("scored", {}).items()
         }
         """For each version, the last decision point at which its rows changed this e-process.
         Versions whose last rows are older than every trail are left out."""
-        self.alarm = _alarm(memory.get("alarm"))
-        self.change = _alarm(memory.get("change"))
+        self.alarm = _alarm(state.get("alarm"))
+        self.change = _alarm(state.get("change"))
         """Newest detected change that the training rows of this e-process's versions include, or
         None."""
-        self.trained_until: float | None = memory.get("trained_until")
+        self.trained_until: float | None = state.get("trained_until")
         """Time of the newest training row of the process's version, or None if unknown."""
 
-    def memory(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         return {
-            **self.e_value.memory(),
+            **self.e_value.state_dict(),
             "trails": [[each.value, each.since, each.shown_at] for each in self.trails],
             "scored": {str(version): time for version, time in self.scored.items()},
             "alarm": asdict(self.alarm) if self.alarm else None,
@@ -124,17 +124,17 @@ class _Process:
 class LineageEvidence:
     """E-processes of the remembered versions."""
 
-    def __init__(self, memory: Mapping[str, Any], *, enough: float) -> None:
-        """Continue from what `memory()` returned.
+    def __init__(self, state: Mapping[str, Any], *, enough: float) -> None:
+        """Continue from what `state_dict()` returned.
 
         An alarm is raised when an e-value reaches `enough`.
         """
         self._enough = enough
-        self._rounds: dict[str, Any] = dict(memory.get("rounds", {}))
-        self._processes: dict[str, Any] = dict(memory.get("processes", {}))
-        self._decided: float | None = memory.get("decided")
+        self._rounds: dict[str, Any] = dict(state.get("rounds", {}))
+        self._processes: dict[str, Any] = dict(state.get("processes", {}))
+        self._decided: float | None = state.get("decided")
 
-    def memory(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """Return the state for a successor process as a JSON object."""
         return {"rounds": self._rounds, "processes": self._processes, "decided": self._decided}
 
@@ -150,9 +150,9 @@ class LineageEvidence:
                 self._rounds.get(str(version)) or self._plan_for(version, thetas, evidence),
             )
             payoffs, clicks = rounds.play(rows)
-            self._rounds[str(version)] = rounds.memory()
+            self._rounds[str(version)] = rounds.state_dict()
             if str(version) not in self._processes:
-                self._processes[str(version)] = self._begun(version, evidence).memory()
+                self._processes[str(version)] = self._begun(version, evidence).state_dict()
             if payoffs:
                 self._bet(version, _Played(payoffs, clicks, rounds.lambdas), evidence)
         self._decided = evidence.time
@@ -249,7 +249,7 @@ class LineageEvidence:
             }
             if has_enough:
                 process.alarm = _raised(process, evidence)
-            self._processes[name] = self._restarted(process).memory()
+            self._processes[name] = self._restarted(process).state_dict()
 
 
 def _raised(process: _Process, evidence: Evidence) -> Alarm:

@@ -238,7 +238,7 @@ class Decision:
         }
 
 
-PolicyMemory = Mapping[str, Any]
+PolicyState = Mapping[str, Any]
 """State of a policy, a JSON object. Empty before the first decision."""
 
 
@@ -249,7 +249,7 @@ class Policy(Protocol):
     def name(self) -> str:
         """Name of the policy in settings, decisions and metrics."""
 
-    def decide(self, evidence: Evidence, memory: PolicyMemory) -> tuple[Decision, PolicyMemory]:
+    def decide(self, evidence: Evidence, state: PolicyState) -> tuple[Decision, PolicyState]:
         """Decide at one decision point, and return the decision and the next state."""
 
 
@@ -267,7 +267,7 @@ class DecisionPoint:
     """Decision of each policy, in the order of the settings."""
     kpis: Kpis
     """See `Evidence.kpis`."""
-    memory: dict[str, Any]
+    state: dict[str, Any]
     """State of the evaluator after this point, from which an incident can be replayed."""
 
     def line(self) -> str:
@@ -284,7 +284,7 @@ class DecisionPoint:
             "policy": self.decision.policy,
             "reason": self.decision.reason,
             "decisions": [each.document() for each in self.decisions],
-            "memory": self.memory,
+            "state": self.state,
         }
         return json.dumps(line, sort_keys=True, separators=(",", ":"), allow_nan=False)
 

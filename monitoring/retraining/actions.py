@@ -22,7 +22,7 @@ from monitoring.journal import Journal
 from monitoring.policies import rate_limit
 from monitoring.policies.baking import BAKING
 from monitoring.policies.policy import Action, Decision
-from monitoring.policies.rate_limit import RunMemory, apply_limits
+from monitoring.policies.rate_limit import PastRuns, apply_limits
 from monitoring.retraining.new_versions import NewVersions
 from monitoring.retraining.notifications import (
     DRIFT,
@@ -34,7 +34,7 @@ from monitoring.retraining.notifications import (
 )
 from monitoring.retraining.retraining import IDLE, RUNNING, Retraining, RunProgress
 from monitoring.retraining.triggers import KubeflowSettings, KubeflowTrigger, LocalTrigger, Trigger
-from monitoring.state.database import Database, read_memory
+from monitoring.state.database import Database, read_dataclass
 
 if TYPE_CHECKING:
     from monitoring.state.archive import Archive
@@ -120,7 +120,7 @@ class ActionStatus:
 
 def describe_actions(
     progress: RunProgress,
-    memory: RunMemory,
+    past_runs: PastRuns,
     incident: OpenIncident | None,
     *,
     daily_budget: int,
@@ -131,23 +131,23 @@ def describe_actions(
 
     Args:
         progress: The request in progress.
-        memory: Past runs.
+        past_runs: Facts about past runs, for the rate limits.
         incident: The open incident of a drift, or None.
         daily_budget: Maximum number of requests in 24 hours.
         messages_waiting: Number of unsent messages. None if there is no webhook.
         now: Seconds since the epoch.
     """
-    is_blocked = memory.blocked_until > now
+    is_blocked = past_runs.blocked_until > now
     return ActionStatus(
         phase=progress.phase,
         request_id=progress.request_id or None,
         started_at=progress.started_at if progress.phase == RUNNING else None,
         daily_budget=daily_budget,
-        budget_left=max(0, daily_budget - memory.num_requests_today(now)),
-        blocked_until=memory.blocked_until if is_blocked else None,
-        blocked_by=memory.blocked_by if is_blocked else None,
-        failures=memory.failures,
-        failed=memory.failed,
+        budget_left=max(0, daily_budget - past_runs.num_requests_today(now)),
+        blocked_until=past_runs.blocked_until if is_blocked else None,
+        blocked_by=past_runs.blocked_by if is_blocked else None,
+        failures=past_runs.failures,
+        failed=past_runs.failed,
         incident_since=incident.since if incident else None,
         last_action=incident.text if incident else None,
         messages_waiting=messages_waiting,
@@ -256,7 +256,7 @@ class DecisionHandler:
         outbox = self.notifier.outbox
         return describe_actions(
             self.retraining.progress,
-            self.retraining.memory,
+            self.retraining.past_runs,
             self.notifier.open.get(DRIFT),
             daily_budget=self._limits.daily_budget,
             messages_waiting=None if outbox is None else len(outbox),
@@ -271,21 +271,21 @@ class DecisionHandler:
         if decision.policy in self._notify_only or not self._has_trigger:
             self._notify(decision, now)
             return decision
-        acted = apply_limits(decision, self.retraining.memory, self._limits, now=now)
+        acted = apply_limits(decision, self.retraining.past_runs, self._limits, now=now)
         if acted.action is Action.RETRAIN and self._is_idle:
             self.retraining.begin(decision, now=now, data_until=data_until)
         return acted
 
     def _notify(self, decision: Decision, now: float) -> None:
         """Notify people instead of starting a run, within the rate limits of runs."""
-        memory = read_memory(self._documents, _NOTIFY_LIMITS, RunMemory)
-        if apply_limits(decision, memory, self._limits, now=now).action is Action.HELD:
+        past_runs = read_dataclass(self._documents, _NOTIFY_LIMITS, PastRuns)
+        if apply_limits(decision, past_runs, self._limits, now=now).action is Action.HELD:
             return
         self._journal.emit("decision", decision.reason, policy=decision.policy, **decision.numbers)
-        memory = rate_limit.requested(memory, now=now)
-        memory = rate_limit.ended(memory, "notified", self._limits, now=now)
+        past_runs = rate_limit.requested(past_runs, now=now)
+        past_runs = rate_limit.ended(past_runs, "notified", self._limits, now=now)
         self._documents.write_documents(
-            {_NOTIFY_LIMITS: dataclasses.asdict(memory)}, {"request_notified": 1}
+            {_NOTIFY_LIMITS: dataclasses.asdict(past_runs)}, {"request_notified": 1}
         )
 
     def _report_drift(self, decision: Decision) -> None:

@@ -118,7 +118,7 @@ class NewVersions:
             bakes = baking(self._store)
         except (ContractError, OSError) as error:
             logger.warning(
-                "cannot count rows without a score, because reading the promotion journal failed: %s",
+                "cannot count unscored rows, because the promotion journal is unreadable: %s",
                 error,
             )
             return

@@ -17,10 +17,10 @@ from evergreen.runtime.errors import ContractError, PermanentError, TemporaryErr
 from monitoring.journal import Journal
 from monitoring.policies import rate_limit
 from monitoring.policies.policy import Decision
-from monitoring.policies.rate_limit import RunMemory, choose_parent, make_request
+from monitoring.policies.rate_limit import PastRuns, choose_parent, make_request
 from monitoring.retraining.triggers import BUSY, FAILED, UNKNOWN, RunState, Trigger
 from monitoring.retraining.triggers import RUNNING as RUN_IS_ACTIVE
-from monitoring.state.database import Database, read_memory
+from monitoring.state.database import Database, read_dataclass
 
 if TYPE_CHECKING:
     from monitoring.state.archive import Archive
@@ -92,8 +92,8 @@ class Retraining:
         self._limits, self._recipe = rate_limit, recipe
         self._upload_wait_seconds, self._checkpoint = upload_wait_seconds, checkpoint
         self._poll_seconds = trigger.poll_seconds if trigger else 0.0
-        self.progress = read_memory(documents, PROGRESS, RunProgress)
-        self.memory = read_memory(documents, RATE_LIMITS, RunMemory)
+        self.progress = read_dataclass(documents, PROGRESS, RunProgress)
+        self.past_runs = read_dataclass(documents, RATE_LIMITS, PastRuns)
 
     def begin(self, decision: Decision, *, now: float, data_until: float) -> None:
         """Create a request from a confirmed decision, for rows up to the event time `data_until`.
@@ -102,7 +102,7 @@ class Retraining:
         """
         assert self.progress.phase == IDLE
         assert self._trigger is not None
-        parent, why = choose_parent(self.memory, self._recipe)
+        parent, why = choose_parent(self.past_runs, self._recipe)
         request = make_request(decision, parent=parent, why=why, data_until=data_until, now=now)
         self._journal.emit(
             "decision",
@@ -112,7 +112,7 @@ class Retraining:
             **decision.numbers,
         )
         progress = RunProgress(phase=_DECIDED, request=asdict(request), decided_at=now)
-        self._store(progress, memory=rate_limit.requested(self.memory, now=now))
+        self._store(progress, past_runs=rate_limit.requested(self.past_runs, now=now))
         self._checkpoint("retraining.decided")
 
     def step(self, now: float) -> None:
@@ -133,7 +133,8 @@ class Retraining:
     def begin_cooldown(self, outcome: str, now: float) -> None:
         """Begin the cooldown after an event that this class does not handle, such as a rollback."""
         self._store(
-            self.progress, memory=rate_limit.ended(self.memory, outcome, self._limits, now=now)
+            self.progress,
+            past_runs=rate_limit.ended(self.past_runs, outcome, self._limits, now=now),
         )
 
     def _request(self) -> RetrainRequest:
@@ -239,19 +240,19 @@ class Retraining:
 
     def _end(self, run: RunState, now: float) -> None:
         request, started_at = self._request(), self.progress.started_at
-        memory = rate_limit.ended(
-            self.memory, run.state, self._limits, now=now, parent=request.parent
+        past_runs = rate_limit.ended(
+            self.past_runs, run.state, self._limits, now=now, parent=request.parent
         )
         self._journal.emit(
             "run_ended",
             f"run {request.request_id} {run.state}{run.reason and f': {run.reason}'}; "
-            f"no request for {memory.blocked_until - now:.0f} s",
+            f"no request for {past_runs.blocked_until - now:.0f} s",
             request_id=request.request_id,
             outcome=run.state,
             version=run.version,
             seconds=round(now - started_at, 3) if started_at else None,
         )
-        self._store(RunProgress(), {f"request_{run.state}": 1}, memory=memory)
+        self._store(RunProgress(), {f"request_{run.state}": 1}, past_runs=past_runs)
         self._checkpoint("retraining.ended")
 
     def _enter(self, phase: str, counts: dict[str, float] | None = None, **changes: Any) -> None:
@@ -262,13 +263,13 @@ class Retraining:
         progress: RunProgress,
         counts: dict[str, float] | None = None,
         *,
-        memory: RunMemory | None = None,
+        past_runs: PastRuns | None = None,
     ) -> None:
-        memory = memory or self.memory
+        past_runs = past_runs or self.past_runs
         self._documents.write_documents(
-            {PROGRESS: asdict(progress), RATE_LIMITS: asdict(memory)}, counts
+            {PROGRESS: asdict(progress), RATE_LIMITS: asdict(past_runs)}, counts
         )
         # Change the attributes only after the write succeeded. After a failed write, the next
         # iteration repeats the step.
         self.progress = progress
-        self.memory = memory
+        self.past_runs = past_runs

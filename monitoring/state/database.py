@@ -293,7 +293,7 @@ def add_to(counts: dict[str, float], name: str, number: float) -> None:
     counts[name] = counts.get(name, 0) + number
 
 
-def read_memory(documents: Database, name: str, kind: type[M]) -> M:
+def read_dataclass(documents: Database, name: str, kind: type[M]) -> M:
     """Return the dataclass stored under `name`, or its defaults.
 
     The fields were stored with `dataclasses.asdict`.

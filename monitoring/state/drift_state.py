@@ -96,7 +96,7 @@ class StoredDriftWatch:
         saved = {
             "format_version": FORMAT_VERSION,
             "cursor": self._cursor,
-            "watch": self._watch.memory(),
+            "watch": self._watch.state_dict(),
         }
         saved |= {"shown": list(self._shown.values())}
         own = {DOCUMENT: saved, **{name: dict(document) for name, document in documents.items()}}

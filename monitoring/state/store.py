@@ -670,29 +670,29 @@ def _new_dead_letters(connection: sqlite3.Connection, keys: Sequence[str], *, no
     return sum(connection.execute(query, (_short_id(key), now)).rowcount for key in keys)
 
 
-def matured_rows_of(memory: sqlite3.Connection, user: int) -> int:
+def matured_rows_of(connection: sqlite3.Connection, user: int) -> int:
     """Count the stored matured rows of the user with this category.
 
     The function also works while another program has the state open.
     """
     held = (
         unpack(MaturedRequests, packed)
-        for (packed,) in memory.execute("SELECT requests FROM matured")
+        for (packed,) in connection.execute("SELECT requests FROM matured")
     )
     return sum(int(np.count_nonzero(requests.users == user)) for requests in held)
 
 
 def waiting_requests_of(
-    memory: sqlite3.Connection,
+    connection: sqlite3.Connection,
     user: int,
     *,
     columns: dict[str, list[str]],
     positions: Sequence[int],
 ) -> int:
     """Count the unarchived requests that contain the user in one of these columns."""
-    saved = memory.execute("SELECT content FROM documents WHERE name = 'features'").fetchone()
+    saved = connection.execute("SELECT content FROM documents WHERE name = 'features'").fetchone()
     found, arranged = 0, ColumnMap(json.loads(saved[0]) if saved else columns, columns)
-    for (content,) in memory.execute("SELECT content FROM block_rows"):
+    for (content,) in connection.execute("SELECT content FROM block_rows"):
         block = unpack(Predictions, content)
         _, categorical = arranged.rows(block.dense, block.categorical)
         is_users = (categorical[:, list(positions)] == user).any(axis=1)

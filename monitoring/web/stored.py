@@ -21,7 +21,7 @@ from evergreen.runtime.errors import ContractError, TemporaryError
 from monitoring.journal import DECISIONS_FILE, TIMELINE_FILE
 from monitoring.metrics.window import Kpis
 from monitoring.policies.policy import Decision
-from monitoring.policies.rate_limit import RunMemory
+from monitoring.policies.rate_limit import PastRuns
 from monitoring.retraining.actions import ActionStatus, describe_actions
 from monitoring.retraining.notifications import DRIFT as DRIFT_INCIDENT
 from monitoring.retraining.notifications import INCIDENTS, OpenIncident
@@ -133,7 +133,7 @@ def _actions(state: Path, content: Mapping[str, Any], now: float) -> ActionStatu
     incident = content.get(INCIDENTS, {}).get(DRIFT_INCIDENT)
     return describe_actions(
         msgspec.convert(content.get(PROGRESS, {}), RunProgress),
-        msgspec.convert(content.get(RATE_LIMITS, {}), RunMemory),
+        msgspec.convert(content.get(RATE_LIMITS, {}), PastRuns),
         msgspec.convert(incident, OpenIncident) if incident else None,
         daily_budget=read_rules(state).rate_limit.daily_budget,
         messages_waiting=None,
