@@ -74,7 +74,7 @@ class PlantedLogit:
         `features` are Criteo's columns, and may include lists of their categories.
         """
         random = np.random.default_rng(seed)
-        self.slot_sizes, self._places = slot_sizes, features.positions
+        self.slot_sizes, self._positions = slot_sizes, features.positions
         self._by_id = [
             _WEIGHT_OF_ID * random.standard_normal(size, np.float32) for size in slot_sizes
         ]
@@ -84,15 +84,15 @@ class PlantedLogit:
         """Return `num_rows` rows and their true logits [n]."""
         random = np.random.default_rng(seed)
         dense = random.standard_normal((num_rows, NUM_DENSE), np.float32)
-        ids = np.empty((num_rows, len(self._places.slots)), np.int32)
+        ids = np.empty((num_rows, len(self._positions.slots)), np.int32)
         logits = dense @ self._by_dense + np.float32(_BIAS)
         for slot, (size, weights) in enumerate(zip(self.slot_sizes, self._by_id)):
             # The formula inverts the distribution function log(1 + id) / log(1 + size).
             drawn = np.expm1(random.random(num_rows) * np.log1p(size)).astype(np.int32)
             ids[:, slot] = np.minimum(drawn, size - 1)
             logits += weights[ids[:, slot]]
-        for start, stop, pool in self._places.lists:
-            slot, shape = self._places.slots[start], (num_rows, stop - start)
+        for start, stop, pool in self._positions.lists:
+            slot, shape = self._positions.slots[start], (num_rows, stop - start)
             drawn = np.expm1(random.random(shape) * np.log1p(self.slot_sizes[slot])).astype(
                 np.int32
             )

@@ -2,10 +2,10 @@
 
 Simulated traffic continues for a day after a first model. The retraining policies differ only in
 their cadence and parent. Every run executes the real steps with their defaults. The steps are
-extraction, preprocessing, training, the gate, and a release or a canary (`benchmarks.model_line`).
-The output has the AUC of the served scores, the outcomes of the runs and their cost, next to
-published gains and savings. docs/design/freshness.md explains the choices, and
-`benchmarks.slow_drift` is the simulator.
+extraction, preprocessing, training, the gate, and a release or a canary
+(`benchmarks.simulated_lineage`). The output has the AUC of the served scores, the outcomes of the
+runs and their cost, next to published gains and savings. docs/design/freshness.md explains the
+choices, and `benchmarks.slow_drift` is the simulator.
 
 Events have the same order as in production. Every quarter of an hour, the live model scores new
 rows, which then enter the lake. Then an active canary is evaluated. After each interval of a
@@ -32,13 +32,13 @@ from numpy.typing import NDArray
 
 from benchmarks.chart import chart_file
 from benchmarks.command import benchmark_parser, documented
-from benchmarks.model_line import (
+from benchmarks.simulated_lineage import (
     CANARY,
     GAVE_WAY,
     REFUSED,
     RELEASED,
-    LineRound,
-    ModelLine,
+    LineageRun,
+    SimulatedLineage,
     TimedRows,
 )
 from benchmarks.slow_drift import DriftingSimulator, SlowDrift
@@ -121,9 +121,9 @@ class Scores:
     label: NDArray[np.int32]
     by: dict[str, NDArray[np.float64]]
     """Scores [n] of each policy, of `BEST` and of `EXACT`."""
-    first: LineRound
+    first: LineageRun
     """The run of the first model."""
-    lines: dict[str, ModelLine]
+    lines: dict[str, SimulatedLineage]
     """The lineage of models per policy."""
 
 
@@ -164,8 +164,8 @@ def run_days(simulator: DriftingSimulator, days: Days, folder: Path) -> Scores:
     for _, traffic in _traffic(simulator, days, range(days.hours)):
         traffic.write(lake)
     with WarmSteps() as warm:
-        first = ModelLine(folder / "first", lake=lake, warm=warm)
-        of_first = first.run_round()
+        first = SimulatedLineage(folder / "first", lake=lake, warm=warm)
+        of_first = first.run_pipeline()
         print(f"the first model is trained: {of_first}", flush=True)
         lines = {name: first.branched(folder / f"line-{i}") for i, name in enumerate(days.policies)}
         for end, traffic in _traffic(simulator, days, range(days.hours, 2 * days.hours)):
@@ -181,9 +181,9 @@ def run_days(simulator: DriftingSimulator, days: Days, folder: Path) -> Scores:
                 line.step_canary()
                 # A run in the last hour would release a model that scores no rows.
                 if hour % days.policies[name].hours == 0 and hour < days.hours:
-                    line.run_round(parent=days.policies[name].parent)
+                    line.run_pipeline(parent=days.policies[name].parent)
             if hour % 6 == 0:
-                made = [f"{name} {len(each.rounds)}" for name, each in lines.items()]
+                made = [f"{name} {len(each.runs)}" for name, each in lines.items()]
                 print(f"hour {hour:.0f}; rounds: {', '.join(made)}", flush=True)
     return Scores(
         hour=np.concatenate(hours),
@@ -221,21 +221,21 @@ def figures(scores: Scores) -> dict[str, Any]:
         "first": _cost([scores.first]),
         "rounds": {
             name: {
-                "outcomes": Counter(each.outcome for each in line.rounds),
+                "outcomes": Counter(each.outcome for each in line.runs),
                 "canaries": [each._asdict() for each in line.canary_ends],
-                **_cost(line.rounds),
+                **_cost(line.runs),
             }
             for name, line in scores.lines.items()
         },
     }
 
 
-def _cost(rounds: Sequence[LineRound]) -> dict[str, Any]:
+def _cost(runs: Sequence[LineageRun]) -> dict[str, Any]:
     """Return the training rows of all runs, and the CPU seconds of training and of all steps."""
     return {
-        "rows": sum(each.rows for each in rounds),
-        "training_seconds": sum(each.seconds["training"] for each in rounds),
-        "seconds": sum(sum(each.seconds.values()) for each in rounds),
+        "rows": sum(each.rows for each in runs),
+        "training_seconds": sum(each.seconds["training"] for each in runs),
+        "seconds": sum(sum(each.seconds.values()) for each in runs),
     }
 
 
@@ -297,12 +297,12 @@ def table(result: dict[str, Any]) -> str:
             f"normalized entropy {100 * (entropy[EXACT] / entropy[BEST] - 1):+.2f} %",
             f"nothing moves, {CONTROL}: {_interval(control['gain_over_frozen'][CONTROL])} over "
             "never",
-            *_rounds_table(study),
+            *_runs_table(study),
         ]
     )
 
 
-def _rounds_table(study: dict[str, Any]) -> list[str]:
+def _runs_table(study: dict[str, Any]) -> list[str]:
     """Return outcomes and cost of the runs as text.
 
     Each gain per cost is also shown as a multiple of the gain per cost of `FULL`.

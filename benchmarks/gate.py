@@ -149,7 +149,7 @@ def rounds(repeats: int, *, seed: int) -> list[dict[str, Any]]:
             passed = []
             for number in range(repeats):
                 random = np.random.default_rng((seed, 7, rows_per_request, number))
-                passed.append(round_that_passes(random, rows_per_request, loss))
+                passed.append(first_accepted_run(random, rows_per_request, loss))
             case = {"rate": ROUND_RATE, "rows_per_request": rows_per_request, "candidate": name}
             known = [each for each in passed if each is not None]
             figures = {
@@ -161,7 +161,7 @@ def rounds(repeats: int, *, seed: int) -> list[dict[str, Any]]:
     return found
 
 
-def round_that_passes(random: Generator, rows_per_request: int, loss: float) -> int | None:
+def first_accepted_run(random: Generator, rows_per_request: int, loss: float) -> int | None:
     """Return the first run of a day that passes the gate.
 
     Rows of a run without a release are also in the next run's window.

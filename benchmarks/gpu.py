@@ -101,7 +101,7 @@ def measure(flags: argparse.Namespace) -> None:
 def combined(documents: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return one document of all steps, with the machine and date of the first one."""
     first = documents[0]
-    skipped = [said for each in documents for said in each["skipped"]]
+    skipped = [reason for each in documents for reason in each["skipped"]]
     return {
         **first,
         "command": f"python -m benchmarks.gpu{' --quick' if first['is_quick'] else ''}",
@@ -141,9 +141,9 @@ def run_steps(flags: argparse.Namespace) -> int:
         if left < 1:
             print(f"{name}: no time is left, call again", flush=True)
             return UNFINISHED
-        said = run_step(name, output, is_quick=flags.quick, minutes=min(left, STEP_MINUTES))
-        has_failed |= not said.startswith("done")
-        print(f"{name}: {said}", flush=True)
+        outcome = run_step(name, output, is_quick=flags.quick, minutes=min(left, STEP_MINUTES))
+        has_failed |= not outcome.startswith("done")
+        print(f"{name}: {outcome}", flush=True)
     return int(has_failed)
 
 

@@ -180,10 +180,10 @@ def tests(name: str, *, is_quick: bool) -> StepFigures:
     elif done.returncode:
         raise RuntimeError(f"tests marked gpu failed: {done.stdout[-2000:]}")
     else:
-        step.details["said"] = (said := done.stdout.strip().splitlines()[-1])
-        if " passed" not in said:
-            step.skipped.append(f"the tests marked gpu: {said}")
-        passed = int(said.split(" passed")[0].split()[-1]) if " passed" in said else 0
+        step.details["summary"] = (summary := done.stdout.strip().splitlines()[-1])
+        if " passed" not in summary:
+            step.skipped.append(f"the tests marked gpu: {summary}")
+        passed = int(summary.split(" passed")[0].split()[-1]) if " passed" in summary else 0
         step.figures.append(Figure("tests marked gpu that passed", spread([passed]), "tests"))
     return step
 
@@ -252,9 +252,9 @@ def rates(name: str, *, is_quick: bool) -> StepFigures:
     for peer, make in PEERS.items():
         for precision in ("float32", "bfloat16"):
             try:
-                learn_peer = make(PeerCase(config, slot_sizes, rows, sizes.batch, precision))
-                peers[f"{peer}, {precision}"] = over_passes(learn_peer, sizes)
-                del learn_peer
+                train_pass = make(PeerCase(config, slot_sizes, rows, sizes.batch, precision))
+                peers[f"{peer}, {precision}"] = over_passes(train_pass, sizes)
+                del train_pass
             except Exception as error:  # report the error, and measure the other peers
                 step.skipped.append(f"{peer} in {name}: {type(error).__name__}: {str(error)[:120]}")
             free()
@@ -398,7 +398,7 @@ def trained(
     of_rows = pinned(case.rows)
     loss_of = torch.nn.functional.binary_cross_entropy_with_logits
 
-    def learn_peer(number: int) -> int:
+    def train_pass(number: int) -> int:
         for parts in zip(*(each.split(case.batch) for each in of_rows)):
             dense, ids, labels = (part.to(DEVICE, non_blocking=True) for part in parts)
             with torch.autocast(DEVICE, torch.bfloat16, enabled=case.precision == "bfloat16"):
@@ -406,7 +406,7 @@ def trained(
             step(loss_of(found.float(), labels))
         return len(case.rows)
 
-    return learn_peer
+    return train_pass
 
 
 def plain(*, is_sparse: bool) -> Peer:

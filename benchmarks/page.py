@@ -53,7 +53,7 @@ are above each table.
 """
 
 
-def keep() -> None:
+def copy_results() -> None:
     """Copy newly measured documents to the results."""
     RESULTS.mkdir(exist_ok=True)
     for path in (REPOSITORY / MEASURED / f"{name}.json" for name in NAMES):
@@ -61,7 +61,7 @@ def keep() -> None:
             write_whole(RESULTS / path.name, text)
 
 
-def kept_documents(folder: Path = RESULTS) -> list[dict[str, Any]]:
+def read_results(folder: Path = RESULTS) -> list[dict[str, Any]]:
     """Return the documents of the results, in the order of the page."""
     paths = [folder / f"{name}.json" for name in NAMES]
     return [json.loads(path.read_text()) for path in paths if path.exists()]
@@ -139,8 +139,8 @@ def row(figure: Figure) -> str:
 
 def main() -> int:
     """Copy the documents, and write page and charts."""
-    keep()
-    documents = kept_documents()
+    copy_results()
+    documents = read_results()
     for document in documents:
         for name, drawn in charts(document).items():
             write_whole(PAGE.with_name(name), drawn)

@@ -63,7 +63,7 @@ def stock(raw: Path, out: Path) -> Run:
     return measure([sys.executable, "-m", "benchmarks.stock_nvtabular", str(raw.parent), str(out)])
 
 
-def keep_as_model(bench: Path, run: str, model_id: str) -> None:
+def save_as_model(bench: Path, run: str, model_id: str) -> None:
     """Store a run's workflow as part of a model, so that another run can continue from it."""
     training_set = TrainingSet.read(bench / f"{run}.json")
     folder = model_folder(bench / "store", model_id)
@@ -98,14 +98,14 @@ class PreprocessingBench:
         self.first = raw_windows.write_window(folder / "first", num_rows, seed=1)
         self.later = raw_windows.write_window(folder / "later", num_rows, seed=2, is_later=True)
         self.few = raw_windows.write_window(folder / "few", FIXED_ROWS, seed=3, is_later=True)
-        self.full_round()
-        keep_as_model(folder, "full", "m0")
+        self.full_run()
+        save_as_model(folder, "full", "m0")
 
-    def full_round(self) -> Run:
+    def full_run(self) -> Run:
         """Run the step for a first model."""
         return step(self.first, self.folder, "full")
 
-    def incremental_round(self, raw: Path, **settings: int | str) -> Run:
+    def incremental_run(self, raw: Path, **settings: int | str) -> Run:
         """Run the step with the model as parent."""
         return step(raw, self.folder, "incremental", parent="m0", **settings)
 
@@ -137,7 +137,7 @@ class PreprocessingBench:
 def full(bench: PreprocessingBench, rounds: int) -> dict[str, Any]:
     """Measure a first run, and compare both outputs."""
     result = bench.against_stock(
-        bench.full_round, bench.first, num_rows=bench.num_rows, rounds=rounds
+        bench.full_run, bench.first, num_rows=bench.num_rows, rounds=rounds
     )
     ours = bench.folder / "work" / "full" / "preprocessing"
     result["rows_compared_and_the_same"] = same_encoding.expect_same(bench.folder / "stock", ours)
@@ -150,7 +150,7 @@ def full(bench: PreprocessingBench, rounds: int) -> dict[str, Any]:
 
 def incremental(bench: PreprocessingBench, rounds: int) -> dict[str, Any]:
     """Measure a run that only extends vocabularies."""
-    ours = partial(bench.incremental_round, bench.later)
+    ours = partial(bench.incremental_run, bench.later)
     result = bench.against_stock(ours, bench.later, num_rows=bench.num_rows, rounds=rounds)
     result["figures"] = _figures("incremental round", result)
     return result
@@ -158,7 +158,7 @@ def incremental(bench: PreprocessingBench, rounds: int) -> dict[str, Any]:
 
 def fixed(bench: PreprocessingBench, rounds: int) -> dict[str, Any]:
     """Measure a run of few rows."""
-    ours = partial(bench.incremental_round, bench.few)
+    ours = partial(bench.incremental_run, bench.few)
     result = bench.against_stock(ours, bench.few, num_rows=FIXED_ROWS, rounds=rounds)
     name = f"incremental round of {FIXED_ROWS:,} rows, whole process"
     result["figures"] = [Figure(name, result["seconds"]["ours"], "s", target=FIXED_TARGET_SECONDS)]
@@ -169,8 +169,8 @@ def engines(bench: PreprocessingBench, rounds: int) -> dict[str, Any]:
     """Compare NVTabular's engine with NumPy's engine on the same rows."""
     cases: dict[str, Callable[[str], Run]] = {
         "first round": lambda engine: step(bench.first, bench.folder, "engines", engine=engine),
-        "incremental round": lambda engine: bench.incremental_round(bench.later, engine=engine),
-        f"{FIXED_ROWS:,} rows": lambda engine: bench.incremental_round(bench.few, engine=engine),
+        "incremental round": lambda engine: bench.incremental_run(bench.later, engine=engine),
+        f"{FIXED_ROWS:,} rows": lambda engine: bench.incremental_run(bench.few, engine=engine),
     }
     results: dict[str, Any] = {}
     for case, run in cases.items():
@@ -206,7 +206,7 @@ def memory(bench: PreprocessingBench, rounds: int) -> dict[str, Any]:
     peaks = {}
     for name, raw in (("once", bench.later), ("four times", larger)):
         peaks[name] = min(
-            bench.incremental_round(raw, partition_rows=_PARTITION_ROWS).peak
+            bench.incremental_run(raw, partition_rows=_PARTITION_ROWS).peak
             for _ in range(min(rounds, 2))
         )
     ratio, script = (
@@ -234,7 +234,7 @@ def _figures(title: str, result: dict[str, Any]) -> list[Figure]:
     )
     name, rates = (
         f"{title} of {rows:,} rows",
-        Spread(*(rows / seconds[place] for place in (0, 2, 1))),
+        Spread(*(rows / seconds[i] for i in (0, 2, 1))),
     )
     return [
         Figure(name, result["ratio"], peer=script, target=TARGETS[rows], is_least=True),

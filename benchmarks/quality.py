@@ -213,10 +213,10 @@ def lightgbm_table(raw: SimulatedRows, rows: Rows, features: Features, *, sizes:
     parts = [csr_matrix(plain)]
     for positions in features.positions.lists:
         ids = rows.ids[:, positions.start : positions.stop]
-        row, place = np.nonzero(ids != PADDING_ID)
+        row, element = np.nonzero(ids != PADDING_ID)
         size = sizes[features.positions.slots[positions.start]]
         parts.append(
-            csr_matrix((np.ones(len(row), np.float32), (row, ids[row, place])), (len(ids), size))
+            csr_matrix((np.ones(len(row), np.float32), (row, ids[row, element])), (len(ids), size))
         )
     return hstack(parts, "csr")
 

@@ -45,7 +45,7 @@ STARTS = "processes and KFP"
 interpreter."""
 
 
-class RoundSeconds(NamedTuple):
+class RunSeconds(NamedTuple):
     """Seconds of one run."""
 
     rows: int
@@ -57,9 +57,9 @@ class RoundSeconds(NamedTuple):
     all steps."""
 
 
-def round_seconds(
+def run_seconds(
     rows: int, notes: Sequence[StepNote], *, triggered: datetime, serving: datetime
-) -> RoundSeconds:
+) -> RunSeconds:
     """Return the duration of a run and of its steps, computed from the notes of the steps.
 
     Raises:
@@ -77,10 +77,10 @@ def round_seconds(
         steps[note.step] = max((until - begun).total_seconds(), 0.0)
     total = (serving - triggered).total_seconds()
     steps[STARTS] = total - sum(steps.values())
-    return RoundSeconds(rows, total, steps)
+    return RunSeconds(rows, total, steps)
 
 
-def report(results: dict[int, list[RoundSeconds]]) -> dict[str, Any]:
+def report(results: dict[int, list[RunSeconds]]) -> dict[str, Any]:
     """Print the table, and return it as a document with figures."""
     names = list(next(iter(results.values()))[0].steps)
     print(
@@ -150,7 +150,7 @@ class Bench:
         )
         run_to_end([sys.executable, "-m", "cli", "compile", f"--output={self._package}"])
 
-    def round(self, rows: int) -> RoundSeconds | None:
+    def run(self, rows: int) -> RunSeconds | None:
         """Run the pipeline over the next `rows` rows of the lake, and return its seconds.
 
         If the run would contain only a part of its last request, it leaves out the complete
@@ -179,7 +179,7 @@ class Bench:
         read = self._num_read() - first
         if read != expected:
             raise RuntimeError(f"the round read {read} rows, expected {expected}")
-        return round_seconds(rows, notes, triggered=triggered, serving=moment_of(live.time))
+        return run_seconds(rows, notes, triggered=triggered, serving=moment_of(live.time))
 
     def _num_read(self) -> int:
         """Return the number of rows up to the newest row of the live model."""
@@ -192,7 +192,7 @@ class Bench:
         return bisect_right(self._times, newest)
 
 
-def measure(folder: Path, sizes: dict[int, int], *, seed: int) -> dict[int, list[RoundSeconds]]:
+def measure(folder: Path, sizes: dict[int, int], *, seed: int) -> dict[int, list[RunSeconds]]:
     """Run every size, and return the seconds of all runs except the first model's run."""
     simulator = Simulator.create(seed)
     total = BASE_ROWS + sum(rows * count for rows, count in sizes.items())
@@ -200,14 +200,14 @@ def measure(folder: Path, sizes: dict[int, int], *, seed: int) -> dict[int, list
     times = pq.read_table(
         folder / "lake" / DAY_PARTITION.format(day=_DAY), columns=[EVENT_TIME]
     ).column(0)
-    results: dict[int, list[RoundSeconds]] = {rows: [] for rows in sizes}
+    results: dict[int, list[RunSeconds]] = {rows: [] for rows in sizes}
     with TritonServer(folder / "repository", log=folder / "logs" / "triton.log") as server:
         bench = Bench(folder, server, sorted(times.to_pylist()))
-        bench.round(BASE_ROWS)
+        bench.run(BASE_ROWS)
         for turn in range(max(sizes.values())):
             for rows, count in sizes.items():
                 if turn < count:
-                    measured = bench.round(rows)
+                    measured = bench.run(rows)
                     results[rows] += [measured] if measured else []
                     text = (
                         f"{measured.serving:.1f} s" if measured else "released nothing, not counted"

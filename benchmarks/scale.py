@@ -71,9 +71,9 @@ class FittedLine(NamedTuple):
     start: float
     slope: float
 
-    def at(self, place: float) -> float:
+    def at(self, x: float) -> float:
         """Return the value of the line at a point."""
-        return self.start + self.slope * place
+        return self.start + self.slope * x
 
 
 def line_through(points: Sequence[tuple[float, float]]) -> FittedLine:
@@ -94,12 +94,12 @@ def write_lake(lake: Path, *, rows: int, days: int) -> None:
     for begin in range(0, rows, FILE_ROWS):
         number = np.arange(begin, min(begin + FILE_ROWS, rows))
         n = len(number)
-        day, place = np.divmod(number, day_rows)
+        day, index = np.divmod(number, day_rows)
         start = int(_FIRST_DAY.timestamp() * 1e6)
         times = (
             start
             + day * 86_400_000_000
-            + place // REQUEST_ROWS * (86_000_000_000 * REQUEST_ROWS // day_rows)
+            + index // REQUEST_ROWS * (86_000_000_000 * REQUEST_ROWS // day_rows)
         )
         table = pa.table(
             {

@@ -249,17 +249,19 @@ def billion_row_plan(workers: int = 64) -> dict[str, Any]:
     plan = planner_of(topology, tables, batch_size=4096, sharding=ways).plan(tables, [Sharder()])
     print(f"\n{plan}")
     (shards,) = plan.plan.values()
-    held: dict[int, int] = {}
+    bytes_of_rank: dict[int, int] = {}
     for each in shards.values():
         for shard in each.sharding_spec.shards:
             rank = shard.placement.rank()
-            held[rank] = held.get(rank, 0) + 3 * 4 * int(np.prod(shard.shard_sizes))
+            bytes_of_rank[rank] = bytes_of_rank.get(rank, 0) + 3 * 4 * int(
+                np.prod(shard.shard_sizes)
+            )
     big = [
         (shard.placement.rank(), shard.shard_sizes) for shard in shards["0"].sharding_spec.shards
     ]
     return {
         "workers": workers,
-        "largest_bytes": max(held.values()),
+        "largest_bytes": max(bytes_of_rank.values()),
         "big_table": big,
         "way": shards["0"].sharding_type,
     }

@@ -75,12 +75,12 @@ def measure(scratch: Path, sizes: Sizes) -> dict[str, Any]:
             f"{results['table_rows']:,} table rows; largest difference from the expected scores: "
             f"{differences}"
         )
-        alone = Alone(ours.graph(1), models.asked, ours.options().instances)
-        results["closed"] = run_precisely(closed(servers, alone, models.asked, sizes=sizes))
+        alone = Alone(ours.graph(1), models.request_rows, ours.options().instances)
+        results["closed"] = run_precisely(closed(servers, alone, models.request_rows, sizes=sizes))
         _print_closed(results["closed"])
         rates = {batch: capacities(results["closed"], batch) for batch in _SMALL_BATCHES}
         results["half_load"] = run_precisely(
-            half_load(servers, alone, models.asked, sizes=sizes, capacities=rates)
+            half_load(servers, alone, models.request_rows, sizes=sizes, capacities=rates)
         )
         _print_half_load(results["half_load"])
         results["cold_starts"] = cold_starts(ours, models, sizes)
@@ -94,7 +94,7 @@ def measure(scratch: Path, sizes: Sizes) -> dict[str, Any]:
             run = release_under_load(
                 ours,
                 servers[OURS],
-                models.asked,
+                models.request_rows,
                 quiet_seconds=sizes.quiet_seconds,
                 rate=rate,
                 batch=_RELEASE_BATCH,

@@ -37,7 +37,7 @@ CONFIG = DcnConfig(
 )
 SIMULATOR_SEED = 7
 NUM_FITTED, NUM_HELD_OUT = 90_000, 2_000
-NUM_ASKED = 8_192
+NUM_REQUEST_ROWS = 8_192
 
 
 def drawn_features(simulator: Simulator, num_rows: int, seed: int) -> FeatureRows:
@@ -66,7 +66,7 @@ class Models:
         run_to_end([*fit, str(folder / "fitted"), str(NUM_FITTED), str(folder)])
         self.workflow = FeatureWorkflow.load(folder / "features")
         self.nvtabular = folder / "nvtabular"
-        self.asked = drawn_features(simulator, NUM_ASKED, seed=2)
+        self.request_rows = drawn_features(simulator, NUM_REQUEST_ROWS, seed=2)
         held_out = simulator.draw(NUM_HELD_OUT, np.random.default_rng(3))
         self._held_out = FeatureRows(dense=held_out.dense, categorical=held_out.categorical)
         _write_raw(held_out, folder / "held out")

@@ -89,14 +89,14 @@ async def check_parity(servers: dict[str, MeasuredServer], models: Models) -> di
     Raises:
         Disagreement: a server's difference is above `PARITY`.
     """
-    expected = models.expected(models.asked, seed=0)
+    expected = models.expected(models.request_rows, seed=0)
     found = {}
     for name, server in servers.items():
         if name == FLOOR:
             continue
         worst = 0.0
         for batch in BATCHES:
-            caller = server.connect(models.asked, batch)
+            caller = server.connect(models.request_rows, batch)
             scores = np.concatenate(
                 [await caller(i) for i in range(max(1, min(64, 1024 // batch)))]
             )
@@ -130,10 +130,10 @@ class Alone:
     def _run_on(
         self, batch: int, end: float, pause: float
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        asked, latencies = [], []
+        sent, latencies = [], []
         last = len(self._rows.dense) - batch
         while time.monotonic() < end:
-            at = slice(start := (len(asked) * batch) % (last + 1), start + batch)
+            at = slice(start := (len(sent) * batch) % (last + 1), start + batch)
             rows = {
                 DENSE_INPUT: self._rows.dense[at],
                 CATEGORICAL_INPUT: self._rows.categorical[at],
@@ -141,9 +141,9 @@ class Alone:
             time.sleep(pause)
             now = time.monotonic()
             self._session.run([PROBABILITY_OUTPUT.name], rows)
-            asked.append(now)
+            sent.append(now)
             latencies.append(time.monotonic() - now)
-        return np.array(asked), np.array(latencies)
+        return np.array(sent), np.array(latencies)
 
 
 async def closed(

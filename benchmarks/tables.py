@@ -47,7 +47,7 @@ from inference_client.rows import FeatureRows
 _ROWS, _QUICK_ROWS, _WIDTH = 10_000_000, 1_000_000, 16
 _ROUNDS, _SECONDS = 7, 0.5
 """Number of rounds, and seconds for each number type and batch size."""
-_ASKED = 65_536
+_NUM_REQUEST_ROWS = 65_536
 SERVED_MODEL = REPOSITORY / "evergreen/serving/served_model.py"
 IN_PROCESS, TRITON = "onnxruntime", "triton"
 
@@ -123,9 +123,10 @@ def write_large(demo: Path, repository: Path, num_rows: int) -> FeatureRows:
         write_whole(folder / CODE_FILE, SERVED_MODEL.read_bytes())
         config = triton_config(numbers, ServingOptions(), [1], features=CRITEO)
         write_whole(repository / numbers / CONFIG_FILE, config)
-    dense = random.exponential(3.0, (_ASKED, len(CRITEO.numeric))).astype(np.float32)
+    dense = random.exponential(3.0, (_NUM_REQUEST_ROWS, len(CRITEO.numeric))).astype(np.float32)
     return FeatureRows(
-        dense=dense, categorical=random.integers(0, size, (_ASKED, len(CRITEO.categorical)))
+        dense=dense,
+        categorical=random.integers(0, size, (_NUM_REQUEST_ROWS, len(CRITEO.categorical))),
     )
 
 

@@ -80,8 +80,8 @@ def print_case(result: dict[str, Any]) -> None:
             f"  {name:<20} {rate:>32} {ratio:>30} {figures['auc']:>8.4f} "
             f"{figures['auc_difference']:>+11.4f}"
         )
-    for said in skipped_of(result):
-        print(f"  left out: {said}")
+    for reason in skipped_of(result):
+        print(f"  left out: {reason}")
 
 
 def skipped_of(result: dict[str, Any]) -> list[str]:

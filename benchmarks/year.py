@@ -197,9 +197,9 @@ def main(argv: Sequence[str] | None = None) -> int:
                     collect.main(["--store", str(year.store), "--yes"], now=now)
             for name, count in hours.items():
                 if number == count:
-                    place = Path(folder) / name
-                    place.mkdir()
-                    results[name] = measured(year, place, now)
+                    copy = Path(folder) / name
+                    copy.mkdir()
+                    results[name] = measured(year, copy, now)
         print(f"{'':34}" + "".join(f"{name:>12}" for name in results))
         for row in next(iter(results.values())):
             print(f"{row:34}" + "".join(f"{of[row]:12.3f}" for of in results.values()))

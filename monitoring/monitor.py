@@ -144,7 +144,7 @@ class _StoredEvaluator:
         """Return the evaluator's state and `cursor`, the position of its last matured request."""
         return {**self.evaluator.state_dict(), "cursor": self._store.matured_cursor()}
 
-    def take_newest(self) -> DecisionPoint | None:
+    def pop_newest(self) -> DecisionPoint | None:
         """Return the newest decision point, or None if it was already returned.
 
         Earlier decision points of the same iteration trigger nothing. A drift that lasts is
@@ -584,7 +584,7 @@ class Monitor:
         # Observe the predictions immediately, because the next steps may fail and stored messages
         # are not delivered again.
         if predictions is not None:
-            self._note_predictions(predictions, now)
+            self._record_predictions(predictions, now)
         self._checkpoint("intake.stored")
         bad_tokens = {delivery.token for delivery, _ in bad}
         self._subscriber.acknowledge([d.token for d in deliveries if d.token not in bad_tokens])
@@ -613,7 +613,7 @@ class Monitor:
         text = f"{len(bad)} messages, the first {name}: {reason}"
         self.journal.emit("dead_letter", text, messages=len(bad), message_id=name)
 
-    def _note_predictions(self, predictions: Predictions, now: float) -> None:
+    def _record_predictions(self, predictions: Predictions, now: float) -> None:
         times, versions, canary = predictions.times, predictions.versions, predictions.canary
         self._rules.versions.seen(set(versions.tolist()))
         self._evaluation.evaluator.record_predictions(times, versions, canary=canary)
@@ -713,7 +713,7 @@ class Monitor:
             )
 
     def _act_on_decision(self) -> None:
-        if (point := self._evaluation.take_newest()) is None:
+        if (point := self._evaluation.pop_newest()) is None:
             return
         decision = self.actions.consider(
             point.decision, point.decisions, now=self._clock(), data_until=point.time
@@ -846,11 +846,11 @@ def _expect_columns_of_before(store: StateStore, features: Features) -> None:
         ContractError: Stored rows have a column that is not in `features`.
     """
     known, columns = store.read_document("features") or {}, features.columns
-    if lost := [
+    if removed := [
         name for kind, names in known.items() for name in names if name not in columns[kind]
     ]:
         raise ContractError(
-            f"unexpected columns {lost} of rows in the state folder, expected only "
+            f"unexpected columns {removed} of rows in the state folder, expected only "
             f"{sum(columns.values(), [])}: stop the previous monitor after it has archived its "
             "rows, and start this monitor with an empty folder"
         )

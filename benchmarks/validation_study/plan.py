@@ -91,10 +91,10 @@ def _still(pairs: Mapping[str, int], rows: int, more: str = "") -> StudyCase:
 
 
 def _shifted(
-    place: str, pairs: Mapping[str, int], shifts: Sequence[Shift], *, rows: int
+    columns: str, pairs: Mapping[str, int], shifts: Sequence[Shift], *, rows: int
 ) -> list[StudyCase]:
     return [
-        StudyCase(name=f"{place}, {rows:,} rows, {shift.kind}", pairs=pairs, shift=shift)
+        StudyCase(name=f"{columns}, {rows:,} rows, {shift.kind}", pairs=pairs, shift=shift)
         for shift in shifts
     ]
 
@@ -132,18 +132,18 @@ def show(
         with tempfile.TemporaryDirectory(prefix="evergreen-study-") as folder:
             scratch = Path(folder)
             write_window(before, scratch / "before", name="before")
-            for place, case in enumerate(series.cases):
+            for index, case in enumerate(series.cases):
                 chosen = [name for name in methods if pair < case.pairs.get(name, 0)]
                 if not chosen:
                     continue
                 # Each shift has its own random numbers, so that the choice of rows in one column
                 # does not determine the choice in the next column.
-                struck = (
-                    case.shift.plant(now, np.random.default_rng((*seed, place)))
+                shifted = (
+                    case.shift.plant(now, np.random.default_rng((*seed, index)))
                     if case.shift
                     else now
                 )
-                write_window(struck, scratch / f"now-{place}", name="now")
+                write_window(shifted, scratch / f"now-{index}", name="now")
                 for name in chosen:
-                    yield case, methods[name](scratch / "before", scratch / f"now-{place}")
-                shutil.rmtree(scratch / f"now-{place}")
+                    yield case, methods[name](scratch / "before", scratch / f"now-{index}")
+                shutil.rmtree(scratch / f"now-{index}")

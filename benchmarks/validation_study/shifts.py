@@ -144,8 +144,8 @@ def double_category(
     values = column_of(window, columns[0]).copy()
     present = values != MISSING_CATEGORY
     chosen, share = doubled_category(values[present])
-    struck = _strike(window, columns[0], share / (1.0 - share), random=random)
-    values[struck & present] = chosen
+    is_changed = _draw_changed(window, columns[0], share / (1.0 - share), random=random)
+    values[is_changed & present] = chosen
     return with_columns(window, {columns[0]: values})
 
 
@@ -162,7 +162,7 @@ def doubled_category(values: NDArray[np.int64]) -> tuple[int, float]:
 def lose_values(window: DrawnWindow, columns: tuple[str, ...], random: Generator) -> DrawnWindow:
     """Remove the values of a tenth of the rows."""
     values = column_of(window, columns[0]).copy()
-    values[_strike(window, columns[0], NULL_SHARE, random=random)] = (
+    values[_draw_changed(window, columns[0], NULL_SHARE, random=random)] = (
         np.nan if columns[0] in DENSE else MISSING_CATEGORY
     )
     return with_columns(window, {columns[0]: values})
@@ -223,7 +223,7 @@ def _between(
     return (low + (drawn < up)).astype(np.float32)
 
 
-def _strike(
+def _draw_changed(
     window: DrawnWindow, column: str, share: float, *, random: Generator
 ) -> NDArray[np.bool_]:
     """Draw the rows [n] that a shift changes.
@@ -231,8 +231,8 @@ def _strike(
     In a user's column, all rows of a drawn request change. In other columns, rows are drawn
     independently.
     """
-    struck = random.random(len(window.request)) < share
-    return struck[window.request] if column in USER_COLUMNS else struck
+    is_changed = random.random(len(window.request)) < share
+    return is_changed[window.request] if column in USER_COLUMNS else is_changed
 
 
 _PLANTERS: dict[str, Callable[[DrawnWindow, tuple[str, ...], Generator], DrawnWindow]] = {

@@ -286,10 +286,10 @@ def evaluate_requests(
             time = float(times[start])
             if passed is None or time >= passed + step:
                 if passed is not None:
-                    yield from stream.pass_until(time)
+                    yield from stream.decide_until(time)
                 passed = time
             stop = int(np.searchsorted(times, passed + step))
-            stream.take_in(archived, start, stop)
+            stream.add(archived, start, stop)
             start = stop
     yield from stream.end()
 
@@ -315,7 +315,7 @@ class _Stream:
         self._drift_known_until = self._decided + window - grace
         """Event time up to which the evaluator's state already includes drift reports."""
 
-    def take_in(self, archived: ArchivedRequests, start: int, stop: int) -> None:
+    def add(self, archived: ArchivedRequests, start: int, stop: int) -> None:
         """Add the requests with indexes from `start` to before `stop`."""
         matured = archived.matured.between(start, stop)
         self._newest = float(matured.times[-1])
@@ -333,7 +333,7 @@ class _Stream:
             self._restore()
             self._evaluator.observe(matured.between(warm, len(matured)))
 
-    def pass_until(self, predicted_until: float) -> Iterator[DecisionPoint]:
+    def decide_until(self, predicted_until: float) -> Iterator[DecisionPoint]:
         """Decide on all rows whose labels are final.
 
         Every prediction before `predicted_until` must have been added.
@@ -351,11 +351,11 @@ class _Stream:
         """Decide on the remaining requests, as if the last bucket and decision point had ended."""
         if self._newest is not None:
             evaluation, drift = self._settings.evaluation, self._settings.drift
-            yield from self.pass_until(
+            yield from self.decide_until(
                 self._newest + drift.drift_bucket_seconds + evaluation.drift_grace_seconds
             )
             last = self._newest + evaluation.decide_seconds
-            yield from self.pass_until(last + evaluation.attribution_window_seconds)
+            yield from self.decide_until(last + evaluation.attribution_window_seconds)
 
     def _restore(self) -> None:
         if self._warm:

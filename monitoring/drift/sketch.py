@@ -57,7 +57,7 @@ class Layout:
         self.reference = reference
         rows, known = rows or reference.features, reference.profile.columns
         compared = reference.compared
-        self._lost = rows.places_lost(compared)
+        self._missing = rows.places_lost(compared)
         self._columns = ColumnMap(rows.columns, compared.columns)
         self._widths = (len(rows.numeric), len(rows.positions.slots))
         lengths = [LENGTH.format(name=name) for name in compared.lists]
@@ -71,7 +71,7 @@ class Layout:
         )
         """Indexes of the columns with one value per row, shape [k]. All compared columns except
         lists have one value per row."""
-        self._places = compared.positions
+        self._positions = compared.positions
         sizes = [NUM_BUCKETS] * len(self._dense)
         sizes += [len(_values(known[name])) + 1 for name in self._categorical]
         sizes += [len(reference.scores.counts)] if reference.scores else []
@@ -102,7 +102,9 @@ class Layout:
 
     def fits(self, rows: Predictions) -> bool:
         """Return whether the rows have all columns of the training rows and the expected widths."""
-        return not self._lost and (rows.dense.shape[1], rows.categorical.shape[1]) == self._widths
+        return (
+            not self._missing and (rows.dense.shape[1], rows.categorical.shape[1]) == self._widths
+        )
 
     def columns_of(
         self, dense: NDArray[np.float32], categorical: NDArray[np.int64]
@@ -127,7 +129,7 @@ class Layout:
         num_dense = len(self._dense)
         lengths = [
             (categorical[:, start:stop] != MISSING_CATEGORY).sum(axis=1)
-            for start, stop, _ in self._places.lists
+            for start, stop, _ in self._positions.lists
         ]
         dense = np.column_stack([dense, *lengths]) if lengths else dense
         found = np.empty((len(scores), len(self.plain)), np.int32)
@@ -147,11 +149,15 @@ class Layout:
 
         The cells of all rows are concatenated.
         """
-        num_plain = len(self._listed) - len(self._places.lists)
-        for i, (start, stop, _) in enumerate(self._places.lists, start=num_plain):
-            places = categorical[:, start:stop]
-            held = places != MISSING_CATEGORY
-            yield len(self._dense) + i, self._category_cells(i, places[held]), held.sum(axis=1)
+        num_plain = len(self._listed) - len(self._positions.lists)
+        for i, (start, stop, _) in enumerate(self._positions.lists, start=num_plain):
+            elements = categorical[:, start:stop]
+            is_present = elements != MISSING_CATEGORY
+            yield (
+                len(self._dense) + i,
+                self._category_cells(i, elements[is_present]),
+                is_present.sum(axis=1),
+            )
 
     def _category_cells(self, number: int, values: NDArray[np.int64]) -> NDArray[np.int32]:
         import pyarrow as pa
@@ -160,8 +166,8 @@ class Layout:
         listed, cells = self._listed[number]
         # A hash table takes half the time of np.searchsorted. With np.searchsorted, this step took
         # a fifth of the monitor's time.
-        places = pc.index_in(pa.array(values), value_set=listed).fill_null(len(listed))
-        found: NDArray[np.int32] = cells[places.to_numpy()]
+        indexes = pc.index_in(pa.array(values), value_set=listed).fill_null(len(listed))
+        found: NDArray[np.int32] = cells[indexes.to_numpy()]
         return found
 
 

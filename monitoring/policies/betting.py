@@ -101,7 +101,7 @@ class Rounds:
         """Bet on a round for each fraction in `FRACTIONS`."""
         return [fraction / (1.0 - self.theta) for fraction in FRACTIONS]
 
-    def play(self, rows: MaturedRows) -> tuple[list[float], list[float]]:
+    def add(self, rows: MaturedRows) -> tuple[list[float], list[float]]:
         """Add `rows`, and return the payoff and the number of clicks of each newly completed round.
 
         Rounds in which no pair is possible are skipped.
@@ -128,8 +128,8 @@ class Rounds:
         wins, pairs = cross_wins(labels, scores, groups, rounds=rounds, num_rounds=num_rounds)
         payoffs = (wins - self.theta * pairs) / np.maximum(pairs, planned_pairs)
         clicks = np.bincount(rounds, labels, num_rounds)
-        played = pairs > 0
-        return payoffs[played].tolist(), clicks[played].tolist()
+        has_pairs = pairs > 0
+        return payoffs[has_pairs].tolist(), clicks[has_pairs].tolist()
 
     def _plan_round(self) -> tuple[int, float] | None:
         """Return the next round's number of requests and planned pairs, or None.
@@ -181,7 +181,7 @@ class EValue:
         """The e-value, 1 before the first round."""
         return sum(self._shares) / len(self._shares) + 1.0 / math.log2(self.rounds + 2)
 
-    def bet(
+    def update(
         self, payoffs: list[float], clicks: list[float], lambdas: list[float], *, enough: float
     ) -> bool:
         """Multiply the capital round by round until it reaches `enough`.
@@ -247,8 +247,8 @@ class EProcess:
         Returns:
             Whether the e-value reached `enough`. The rounds after that are skipped.
         """
-        payoffs, clicks = self._rounds.play(rows)
-        return self._e_value.bet(payoffs, clicks, self._rounds.lambdas, enough=enough)
+        payoffs, clicks = self._rounds.add(rows)
+        return self._e_value.update(payoffs, clicks, self._rounds.lambdas, enough=enough)
 
 
 _LARGEST = 1e300

@@ -419,13 +419,13 @@ class _ServingTimeline:
             of_point = self._seen.pop(due)
             in_order = sorted(of_point, key=lambda version: (of_point[version][1], version))
             for version in in_order:
-                self._take_over(version, of_point[version][0])
+                self._replace_serving(version, of_point[version][0])
             last = (of_point[in_order[-1]][1], in_order[-1])
             self.last = last if self.last is None else max(self.last, last)
         self.reached = point
         self._shorten(point)
 
-    def _take_over(self, version: int, since: int) -> None:
+    def _replace_serving(self, version: int, since: int) -> None:
         if version != self.version:
             before = [each for each in self.lineage if each[0] < version]
             self.lineage = [*before, (version, since)][-MAX_LINEAGE:]

@@ -69,7 +69,7 @@ class VersionEvidence:
     """Versions whose rows changed the e-value. Empty before any row matured."""
 
 
-class _Played(NamedTuple):
+class _RoundResults(NamedTuple):
     """Results of rounds of one version. New rows completed these rounds."""
 
     payoffs: list[float]
@@ -149,12 +149,14 @@ class LineageEvidence:
                 thetas[version],
                 self._rounds.get(str(version)) or self._plan_for(version, thetas, evidence),
             )
-            payoffs, clicks = rounds.play(rows)
+            payoffs, clicks = rounds.add(rows)
             self._rounds[str(version)] = rounds.state_dict()
             if str(version) not in self._processes:
-                self._processes[str(version)] = self._begun(version, evidence).state_dict()
+                self._processes[str(version)] = self._new_process(version, evidence).state_dict()
             if payoffs:
-                self._bet(version, _Played(payoffs, clicks, rounds.lambdas), evidence)
+                self._update_processes(
+                    version, _RoundResults(payoffs, clicks, rounds.lambdas), evidence
+                )
         self._decided = evidence.time
         needed = {*evidence.rows_of, evidence.version}
         self._rounds = without_oldest(self._rounds, needed=needed)
@@ -194,7 +196,7 @@ class LineageEvidence:
     def _newest_of(self, line: tuple[int, ...]) -> int | None:
         return max((version for version in line if str(version) in self._processes), default=None)
 
-    def _begun(self, version: int, evidence: Evidence) -> _Process:
+    def _new_process(self, version: int, evidence: Evidence) -> _Process:
         """Return the e-process of a version whose first row matured.
 
         The e-process of the previous version is continued if it applies to this version.
@@ -220,10 +222,10 @@ class LineageEvidence:
             return process
         return _Process({"trained_until": trained_until, "change": asdict(alarm)})
 
-    def _bet(self, version: int, played: _Played, evidence: Evidence) -> None:
+    def _update_processes(self, version: int, results: _RoundResults, evidence: Evidence) -> None:
         """Update each e-process that counts the rows of `version`."""
         trained_until = evidence.trained_until(version)
-        multiplied = factors(played.payoffs, played.lambdas)
+        multiplied = factors(results.payoffs, results.lambdas)
         for name in [
             name
             for name in self._processes
@@ -234,7 +236,7 @@ class LineageEvidence:
                 int(name) != version and not process.counts(trained_until)
             ):
                 continue
-            has_enough = process.e_value.bet(*played, enough=self._enough)
+            has_enough = process.e_value.update(*results, enough=self._enough)
             since = evidence.time if self._decided is None else self._decided
             process.trails = [
                 trail.after(factor, since=since, until=evidence.time, enough=self._enough)

@@ -208,11 +208,11 @@ class Retraining:
             elif not self.progress.unknown_since:
                 self._enter(RUNNING, unknown_since=since)
         elif run.state == RUN_IS_ACTIVE:
-            self._note_active(now)
+            self._follow_active(now)
         else:
             self._end(run, now)
 
-    def _note_active(self, now: float) -> None:
+    def _follow_active(self, now: float) -> None:
         """Store the time of the next call to the trigger, and report a run that takes long.
 
         A paused run counts as active.

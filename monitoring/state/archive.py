@@ -108,9 +108,11 @@ def build_row_table(
 
 def _list_column(positions: NDArray[np.int64]) -> pa.Array:
     """Convert [n, slots] element ids to a list<int64> column. Empty rows are null."""
-    held = positions != MISSING_CATEGORY
-    offsets = np.concatenate([[0], np.cumsum(held.sum(axis=1))]).astype(np.int32)
-    return pa.ListArray.from_arrays(offsets, positions[held], mask=pa.array(~held.any(axis=1)))
+    is_present = positions != MISSING_CATEGORY
+    offsets = np.concatenate([[0], np.cumsum(is_present.sum(axis=1))]).astype(np.int32)
+    return pa.ListArray.from_arrays(
+        offsets, positions[is_present], mask=pa.array(~is_present.any(axis=1))
+    )
 
 
 def _build_outcome_table(

@@ -45,7 +45,7 @@ CREATE TABLE predictions (
     num_rows INTEGER NOT NULL, stored_at REAL NOT NULL, canary INTEGER NOT NULL);
 CREATE TABLE blocks (
     last INTEGER PRIMARY KEY, first INTEGER NOT NULL, matured_to INTEGER NOT NULL,
-    waiting_from REAL, newest REAL NOT NULL, unarchived INTEGER NOT NULL, held INTEGER NOT NULL,
+    waiting_from REAL, newest REAL NOT NULL, unarchived INTEGER NOT NULL, needed INTEGER NOT NULL,
     requests BLOB NOT NULL);
 CREATE INDEX waiting ON blocks (waiting_from) WHERE waiting_from IS NOT NULL;
 CREATE TABLE block_rows (last INTEGER PRIMARY KEY, content BLOB NOT NULL);
@@ -81,7 +81,7 @@ CREATE TABLE documents (name TEXT PRIMARY KEY, content TEXT NOT NULL);
 - `blocks`: the predictions numbered `first` to `last`, ordered by time. Predictions up to
   `matured_to` have matured. `waiting_from` is the time of the first open prediction, and `newest`
   is the time of the newest open prediction. `unarchived` counts the predictions that are in no
-  sealed file, and `held` counts the predictions that are still needed.
+  sealed file, and `needed` counts the predictions that are still needed.
 - `matured`: parts of matured requests. Matured requests are numbered in the order in which they
   matured, and `last` is the number of the part's last request. `versions` is the number of rows of
   each model version.
@@ -160,7 +160,7 @@ class Database:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             self._lock.close()
-            raise TemporaryError(f"state {path.parent} is held by another monitor") from error
+            raise TemporaryError(f"state {path.parent} is open in another monitor") from error
         try:
             self._open()
         except BaseException:
@@ -606,9 +606,9 @@ class FileTables(Database):
             return
         for block, of_block in self._by_block(numbers):
             connection.execute(
-                "UPDATE blocks SET held = held - ? WHERE last = ?", (len(of_block), block)
+                "UPDATE blocks SET needed = needed - ? WHERE last = ?", (len(of_block), block)
             )
-            connection.execute("DELETE FROM blocks WHERE last = ? AND held = 0", (block,))
+            connection.execute("DELETE FROM blocks WHERE last = ? AND needed = 0", (block,))
 
     def files(self, state: str) -> list[str]:
         """Return the names of the archive files that have this state.

@@ -41,7 +41,7 @@ class Classified(NamedTuple):
 def classify(
     predictions: Predictions,
     known: Mapping[str, KnownRequest],
-    held: Callable[[int], tuple[int, Predictions] | None],
+    block_of: Callable[[int], tuple[int, Predictions] | None],
 ) -> Classified:
     """Classify predictions as new, redelivered or reused.
 
@@ -49,10 +49,10 @@ def classify(
         predictions: Predictions in any order. If several new predictions have the same id, only the
             first prediction is new. The other predictions are compared with the first prediction.
         known: Stored requests with these ids.
-        held: Function that reads the block of a stored prediction. The argument is the number of
-            the prediction. The result is the block and the number of its first prediction, or None
-            if the rows are archived. For archived rows, only the time, the version and the number
-            of rows are compared.
+        block_of: Function that reads the block of a stored prediction. The argument is the number
+            of the prediction. The result is the block and the number of its first prediction, or
+            None if the rows are archived. For archived rows, only the time, the version and the
+            number of rows are compared.
     """
     new: dict[str, int] = {}
     redelivered: list[int] = []
@@ -70,7 +70,7 @@ def classify(
     block: tuple[int, Predictions] | None = None
     for number, index in sorted(equal_so_far):  # sorted by block, so that each block is read once
         if block is None or not block[0] <= number < block[0] + len(block[1]):
-            block = held(number)
+            block = block_of(number)
         is_equal = block is None or _same_request(
             _at(block[1], number - block[0]), _at(predictions, index)
         )

@@ -81,7 +81,7 @@ AHEAD_FOLDER = "ahead"
 """First part of the names of files for rows with times far in the future. These rows are set apart,
 and the files are never written."""
 _NOT_APART = "(file IS NULL OR file NOT IN (SELECT name FROM files WHERE state = 'set apart'))"
-_IS_HELD = (
+_HAS_BLOCK = (
     "predictions.rowid >= (SELECT first FROM blocks WHERE last >= predictions.rowid ORDER "
     "BY last LIMIT 1)"
 )
@@ -591,8 +591,8 @@ class StateStore(FileTables):
     def forget_user(self, category: int) -> None:
         """Replace this user's category by the missing category in the stored matured rows."""
         with self._transaction({}) as connection:
-            held = connection.execute("SELECT last, requests FROM matured").fetchall()
-            for last, packed in held:
+            parts = connection.execute("SELECT last, requests FROM matured").fetchall()
+            for last, packed in parts:
                 requests = unpack(MaturedRequests, packed)
                 if (requests.users == category).any():
                     users = np.where(requests.users == category, MISSING_CATEGORY, requests.users)
@@ -623,7 +623,7 @@ class StateStore(FileTables):
         with self._transaction(counts) as connection:
             connection.execute(
                 "DELETE FROM predictions WHERE stored_at NOT BETWEEN ? AND ? AND "
-                f"coalesce({_IS_HELD}, 0) = 0"
+                f"coalesce({_HAS_BLOCK}, 0) = 0"
                 # Keep the newest prediction, because SQLite would assign its number again.
                 " AND rowid < (SELECT max(rowid) FROM predictions)",
                 (before, ahead),
@@ -641,7 +641,7 @@ class StateStore(FileTables):
                 # outcomes of a request therefore stay as long as its rows.
                 " AND NOT EXISTS (SELECT 1 FROM predictions WHERE predictions.request_id = "
                 "late_outcomes.request_id"
-                f" AND {_IS_HELD})",
+                f" AND {_HAS_BLOCK})",
                 (before,),
             )
             connection.execute(
@@ -675,11 +675,11 @@ def matured_rows_of(connection: sqlite3.Connection, user: int) -> int:
 
     The function also works while another program has the state open.
     """
-    held = (
+    matured = (
         unpack(MaturedRequests, packed)
         for (packed,) in connection.execute("SELECT requests FROM matured")
     )
-    return sum(int(np.count_nonzero(requests.users == user)) for requests in held)
+    return sum(int(np.count_nonzero(requests.users == user)) for requests in matured)
 
 
 def waiting_requests_of(

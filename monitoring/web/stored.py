@@ -109,8 +109,8 @@ def _read_database(path: Path) -> _Documents:
     if not path.exists():
         return _Documents({}, {})
     names = (PROGRESS, RATE_LIMITS, INCIDENTS, DRIFT)
-    marks = ", ".join("?" * len(names))
-    query = f"SELECT name, content FROM documents WHERE name IN ({marks})"
+    placeholders = ", ".join("?" * len(names))
+    query = f"SELECT name, content FROM documents WHERE name IN ({placeholders})"
     try:
         with closing(
             sqlite3.connect(f"file:{quote(str(path.absolute()))}?mode=ro", uri=True)
