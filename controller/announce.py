@@ -106,8 +106,8 @@ def satisfied(target: DeploymentTarget, state: RequestState) -> Satisfied | None
 def _wanted_then(state: RequestState) -> int | None:
     """Return the version that counted as live for the requester. None if no change was in progress.
 
-    During a rollback, this is the restored of the rollback. During any other change, the result is
-    the version that was live at that time.
+    During a rollback, this is the version that the rollback restores. During any other change, the
+    result is the version that was live at that time.
     """
     intent = state.intent_then
     if intent is None:
@@ -229,17 +229,17 @@ def _announce_promotion(target: DeploymentTarget, state: RequestState) -> None:
     check_plan(target, request)
     if at_work is None:
         raise Refused("there is no canary, expected one to release")
-    restored = read_release(target.store, at_work.version)
+    released = read_release(target.store, at_work.version)
     line = _entry(
         target,
         state,
         promotion_journal.PROMOTE,
-        release=restored,
+        release=released,
         reason=request.reason,
         decision=at_work.decision,
     )
-    line = replace(line, trigger_id=restored.trigger_id)
-    target.announce(Attempt(line=line, options=target.repository.options_for(restored.version)))
+    line = replace(line, trigger_id=released.trigger_id)
+    target.announce(Attempt(line=line, options=target.repository.options_for(released.version)))
 
 
 def _announce_rollback(target: DeploymentTarget, state: RequestState) -> None:
@@ -472,7 +472,7 @@ def confirm(target: DeploymentTarget, version: int) -> None:
 
 
 def tidy(target: DeploymentTarget, line: Promotion) -> None:
-    """Remove old versions, and record the deployment restored of the release.
+    """Remove old versions, and record the deployment target of the release.
 
     A failure does not affect the release.
     """
