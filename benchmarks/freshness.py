@@ -56,8 +56,8 @@ CONTROL = "every 5 h"
 rows."""
 BEST = "best possible"
 EXACT = "true probabilities of hour 0"
-"""The true probabilities at the time when the first model was trained. On later rows, the AUC of
-these probabilities falls, and drift is the only cause."""
+"""Name of a policy that scores with the true probabilities of hour 0. Its AUC falls with time, and
+drift is the only cause."""
 
 
 @dataclass(frozen=True)
@@ -117,14 +117,14 @@ class Scores:
     """All n scored rows in time order."""
 
     hour: NDArray[np.int64]
-    """[n]: hour of each row, counted from 0."""
+    """Hour of each row, counted from 0, shape [n]."""
     label: NDArray[np.int32]
     by: dict[str, NDArray[np.float64]]
-    """Scores [n] of each policy, of `BEST` and of `EXACT`."""
+    """Scores [n] by policy. The names `BEST` and `EXACT` count as policies."""
     first: LineageRun
     """The run of the first model."""
     lines: dict[str, SimulatedLineage]
-    """The lineage of models per policy."""
+    """Lineage of models by policy."""
 
 
 def drifting_simulator(seed: int, *, is_still: bool = False) -> DriftingSimulator:

@@ -30,8 +30,8 @@ from testing.planted_models import (
 
 MARGIN = GateSettings.max_auc_loss
 MARGIN_ALPHA = 0.025
-"""Maximum share of accepted candidates, if all candidates are worse by the margin. The value is one
-side of the gate's 95 % interval."""
+"""Maximum share of accepted candidates, if all candidates are worse by the margin. A candidate is
+accepted by the lower end of a 95 % interval, so the share is 2.5 %."""
 LOSSES = {"better": -MARGIN, "equal": 0.0, "at the margin": MARGIN, "worse": 2 * MARGIN}
 RATES, REQUEST_ROWS = (0.003, 0.03, 0.25), (1, 10)
 REPEATS = {2_000: 200, 20_000: 200, 100_000: 60, 1_000_000: 10}

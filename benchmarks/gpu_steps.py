@@ -68,7 +68,7 @@ class StepFigures:
 
 
 def as_document(step: StepFigures) -> dict[str, Any]:
-    """Return the step's part of the document."""
+    """Return the figures as the step's part of the JSON document."""
     return {"figures": step.figures, "skipped": step.skipped, "details": step.details}
 
 
@@ -152,9 +152,9 @@ def limits(name: str, *, is_quick: bool) -> StepFigures:
 
 
 def random_rows(is_quick: bool) -> float:
-    """Return the GB/s of reads and writes of random rows with vectors and moments.
+    """Return the memory speed in GB/s for reads and writes of random rows of a table.
 
-    The access pattern is the same as in a training step.
+    Each row has a vector and its two moments. The access pattern is the same as in a training step.
     """
     num_rows, taken = (100_000, 10_000) if is_quick else (20_000_000, 1_000_000)
     table = torch.zeros(num_rows, 3, 16, device=DEVICE)
@@ -200,7 +200,7 @@ def initial_weights(config: NetworkConfig, slot_sizes: list[int]) -> Iterator[Pa
 def equality(name: str, *, is_quick: bool) -> StepFigures:
     """Compare the scores of GPU and CPU, before and after training on equal rows.
 
-    Both start from equal weights.
+    GPU and CPU start from equal weights.
     """
     step, sizes = StepFigures(), GpuSizes.of(is_quick)
     slot_sizes = slot_sizes_for(sizes.tables["1.2M"])
@@ -531,7 +531,7 @@ def sample_of(batch: int) -> tuple[Tensor, Tensor]:
 def passes_of(config: NetworkConfig, batch: int, make: Callable[..., Any]) -> Callable[[], object]:
     """Return a function that runs the forward and backward pass of the network.
 
-    First, the function `make` changes the network.
+    `make` converts the network before the first pass.
     """
     dense, vectors = sample_of(batch)
     model = build_network(config).to(DEVICE)

@@ -54,7 +54,7 @@ def last_slope(curve: Curve) -> float:
 
 
 def monitor_curve(rates: Sequence[int], least_rows: int) -> Curve:
-    """Measure one monitor, and return points of (requests per second, share of a core)."""
+    """Measure one monitor at each rate, and return its share of a core by requests per second."""
     curve = []
     for rate in rates:
         rows = (

@@ -29,9 +29,9 @@ class Answers:
     """Results of one loop."""
 
     due: NDArray[np.float64]
-    """[n]: scheduled time of each answered request, in seconds of the timer."""
+    """Scheduled time of each answered request in seconds of the timer, shape [n]."""
     latencies: NDArray[np.float64]
-    """[n]: seconds from the scheduled time to the response."""
+    """Seconds from the scheduled time to the response, shape [n]."""
     seconds: float
     """Seconds from the first request to the last response, or to the end of an open loop's
     schedule."""
@@ -55,14 +55,14 @@ async def closed_loop(
     other errors are raised.
     """
     timer = (timing or Timing()).timer
-    notes = _Notes(ask, timer)
+    recorder = _Recorder(ask, timer)
 
     async def ask_on() -> None:
-        while (now := timer()) < notes.began + seconds and notes.defect is None:
-            await notes.send(now)
+        while (now := timer()) < recorder.began + seconds and recorder.defect is None:
+            await recorder.send(now)
 
     await asyncio.gather(*(ask_on() for _ in range(concurrency)))
-    return notes.answers(timer() - notes.began)
+    return recorder.answers(timer() - recorder.began)
 
 
 async def open_loop(
@@ -86,23 +86,27 @@ async def open_loop(
         timing: Clock and sleep.
     """
     timing, random = timing or Timing(), np.random.default_rng(seed)
-    notes, in_flight = _Notes(ask, timing.timer), set[asyncio.Task[None]]()
-    due = notes.began
-    while due < notes.began + seconds and notes.defect is None and not (until and until.is_set()):
+    recorder, in_flight = _Recorder(ask, timing.timer), set[asyncio.Task[None]]()
+    due = recorder.began
+    while (
+        due < recorder.began + seconds
+        and recorder.defect is None
+        and not (until and until.is_set())
+    ):
         if (left := due - timing.timer()) > 0:
             await timing.sleep(left)
-        task = asyncio.ensure_future(notes.send(due))
+        task = asyncio.ensure_future(recorder.send(due))
         in_flight.add(task)
         task.add_done_callback(in_flight.discard)
         due += random.exponential(1 / rate)
     if in_flight:
         await asyncio.wait(in_flight)
-    elapsed = timing.timer() - notes.began
-    return notes.answers(elapsed if until else max(elapsed, seconds))
+    elapsed = timing.timer() - recorder.began
+    return recorder.answers(elapsed if until else max(elapsed, seconds))
 
 
-class _Notes:
-    """Sender of requests, which collects the content of `Answers`."""
+class _Recorder:
+    """Sender of requests, which records the results for `Answers`."""
 
     def __init__(self, ask: Callable[[int], Awaitable[object]], timer: Callable[[], float]) -> None:
         self._ask, self._timer = ask, timer

@@ -8,8 +8,8 @@ with the scores, so no policy raises an alarm. Each click arrives one simulated 
 prediction. A message has the clicks of 100 requests. The log is either a list of encoded messages
 or the SQLite log. The list shows the lowest cost that any log can have. With the SQLite log, the
 cost of pulls and acknowledgements is included. A row is counted once it is in a complete archive
-file. The measurement leaves out the first quarter of all rows. After the first quarter, the number
-of rows that wait for their window or file is the same at the beginning and at the end.
+file. The measurement leaves out the first quarter of all rows. From then on, the number of rows
+that wait for their window or file does not grow.
 
 The simulated clock advances with each turn as if rows arrived at the given rate. Some work, such as
 decisions, is done every ten seconds of event time. The cost of this work per row is therefore

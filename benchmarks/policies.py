@@ -207,7 +207,7 @@ def reference_first_run(stream: MaturedRows, *, after: int) -> int | None:
     ends = np.arange(max(after + 1, REFERENCE_ROWS), len(stream.labels) + 1, REFERENCE_STRIDE)
     for some in np.split(
         ends, range(250, len(ends), 250)
-    ):  # the first part often contains the result
+    ):  # check chunk by chunk, because the first chunk often has an alarm
         rows = some[:, None] - REFERENCE_ROWS + np.arange(REFERENCE_ROWS)
         order = np.argsort(stream.scores[rows], axis=1)
         clicks = np.take_along_axis(stream.labels[rows], order, axis=1).astype(np.int64)
@@ -259,7 +259,7 @@ def _pooled_auc(traffic: ClickTraffic, auc: float, *, rows: int = 4_000_000) -> 
 
 
 def study_users(traffic: ClickTraffic, *, streams: int, seed: int) -> dict[str, Any]:
-    """Return the test's false alarms with one bet per request, and with one bet per row.
+    """Return the test's false alarms if a request, or if each row, counts as independent.
 
     Both tests use `EDGE_ALPHA` and no tolerance, so that their false alarms reach the bound. The
     gate's AUC is computed over all pairs of rows.
@@ -409,11 +409,9 @@ def false_alarms(alarms: Sequence[int | None], bound: float | None) -> dict[str,
 
 
 def delay(found: Sequence[int | None], before: int) -> dict[str, Any]:
-    """Return the median number of rows from the fall to the request.
+    """Return the median number of rows from the fall of the AUC to the retrain request.
 
-    Returns None if most streams have no request.
-
-    Requests before the AUC falls are not counted.
+    Requests before the fall are not counted. Returns None if most streams have no request.
     """
     rows = [
         math.inf if each is None else each - before

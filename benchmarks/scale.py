@@ -163,7 +163,7 @@ def measure_steps(
     return found, ids
 
 
-# -- cost of a key
+# -- measure the cost of a key
 
 
 def count_keys(keys: int) -> None:

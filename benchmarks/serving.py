@@ -57,7 +57,9 @@ _RELEASE_BATCH, _RELEASE_LOAD = 64, 0.25
 REFERENCE_RATIO, FLOOR_RATIO = 50.0, 1.5
 IN_PROCESS_SHARE, COLD_START_SECONDS = 0.7, 1.0
 RELEASE_RATIO = 2.0
-"""Targets of the benchmark."""
+"""Targets. The first two are ratios of serving speed, with `reference` (at least) and `floor` (at
+most). The next two are the share of the speed without a server, and the seconds of a cold start.
+The last is the ratio of p99 during a release to p99 before."""
 
 
 def measure(scratch: Path, sizes: Sizes) -> dict[str, Any]:

@@ -90,9 +90,9 @@ class TimedRows:
 
     rows: SimulatedRows
     requests: list[str]
-    """[n]: request ids."""
+    """Request id of each row, shape [n]."""
     positions: NDArray[np.int32]
-    """[n]: position within the request."""
+    """Position of each row within its request, shape [n]."""
     times: NDArray[np.float64]
     """Event times, shape [n], seconds since the epoch, ascending."""
 

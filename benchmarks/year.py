@@ -62,7 +62,7 @@ class Year:
         """
         shutil.copytree(source, store)
         self.store = store
-        self._source = source  # `collect` never removes these files
+        self._source = source  # `evergreen admin collect` never removes these files
         self._last = promotion_journal.read_journal(store)[-1]
         outcomes = [
             path

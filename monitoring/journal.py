@@ -41,7 +41,7 @@ class Event:
     """Something that happened, for people and programs."""
 
     time: float
-    """Seconds since the epoch."""
+    """Time of the event in seconds since the epoch."""
     kind: str
     text: str
     """Text of the event for people, in one line."""

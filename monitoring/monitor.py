@@ -637,7 +637,7 @@ class Monitor:
             {"versions": {"seen": seen, **self._rules.versions.state_dict()}}
         )
 
-    # -- join
+    # -- join labels
 
     def _mature(self) -> None:
         """Make the labels of requests final when the attribution windows have closed."""
@@ -691,7 +691,7 @@ class Monitor:
                 text = f"{rows} rows lose their labels and cannot be archived: {error}"
                 self.journal.emit("set_apart", text, rows=rows)
 
-    # -- numbers and decisions
+    # -- measure and decide
 
     def _measure(self) -> None:
         versions, self._unmeasured = self._unmeasured, set()

@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 from evergreen.contracts.records import Requests
 
 Click = tuple[int, int, float]
-"""(number of the prediction, row in its request, seconds since the epoch)."""
+"""A click as a tuple: number of the prediction, row in its request, time in seconds since the
+epoch."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -50,7 +51,7 @@ class LateOutcome(NamedTuple):
     event: str
     time: float
     predicted_at: float | None
-    """None if the request is unknown."""
+    """Time of the prediction in seconds since the epoch. None if the request is unknown."""
 
 
 class Unarchived(NamedTuple):

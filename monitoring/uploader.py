@@ -241,7 +241,7 @@ def run(uploader: Uploader, stop: threading.Event, interval_seconds: float) -> N
             uploader.run_once()
             pause = interval_seconds
         except Differs:
-            continue  # logged by `run_once`, and reported at the end
+            continue  # `run_once` has logged the error, and `run` raises it at the end
         except TemporaryError as error:
             pause = min(2 * pause, max(interval_seconds, MAX_PAUSE_SECONDS))
             logger.warning("pass ended early, next in %g s: %s", pause, error)

@@ -37,7 +37,7 @@ class DrawnWindow(NamedTuple):
 
     rows: SimulatedRows
     request: NDArray[np.int64]
-    """[n]: request of each row, from 0, ascending."""
+    """Index of each row's request, from 0, ascending, shape [n]."""
 
 
 def draw_window(
@@ -109,7 +109,7 @@ def write_window(window: DrawnWindow, folder: Path, *, name: str) -> None:
     pq.write_table(table, folder / "part-00000.parquet")
 
 
-# -- shifts
+# -- plant shifts
 
 NULL_SHARE, MEAN_SHIFT, UNIT = 0.1, 0.2, np.float32(1000.0)
 MAX_SHARE = 0.3

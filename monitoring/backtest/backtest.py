@@ -66,9 +66,9 @@ class Span(NamedTuple):
     """Range of event times in seconds since the epoch. None means no limit."""
 
     start: float | None = None
-    """Inclusive."""
+    """Earliest event time, inclusive."""
     end: float | None = None
-    """Exclusive."""
+    """Latest event time, exclusive."""
 
 
 _WHOLE = Span()
@@ -338,7 +338,7 @@ class _Stream:
 
         Every prediction before `predicted_until` must have been added.
         """
-        before = predicted_until - 1e-6  # requests with the same microsecond may follow
+        before = predicted_until - 1e-6  # further requests may have the same microsecond
         for report in self._watch.close(before - self._settings.evaluation.drift_grace_seconds):
             if report.bucket_end > self._drift_known_until:
                 self._evaluator.record_drift(report.evidence())

@@ -44,7 +44,7 @@ FORMAT_VERSION = 2
 
 
 class Layout:
-    """Cells of one reference."""
+    """Cells that count the values of each compared column."""
 
     def __init__(self, reference: TrainingReference, *, rows: Features | None = None) -> None:
         """Build the tables, which take 0.5 MB.

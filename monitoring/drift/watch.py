@@ -45,7 +45,7 @@ Key = tuple[int, int]
 
 
 class DriftWatch:
-    """Drift watch over all versions."""
+    """Counter of predictions in buckets, which reports drift for each version."""
 
     def __init__(
         self,
@@ -127,7 +127,7 @@ class DriftWatch:
         `num_rows` is the number of rows for the new bucket.
         """
         farthest = max(number, max(self._open)[0])
-        if farthest == min(self._open)[0]:  # too many versions in one bucket
+        if farthest == min(self._open)[0]:  # the bucket has too many versions
             self.passed_over["too_many_versions"] += num_rows
             return False
         self._deferred_from = farthest

@@ -31,9 +31,9 @@ class RowWindow:
     def __init__(self, capacity: int) -> None:
         self._capacity, self._num_requests = capacity, 0
         self.labels: NDArray[np.uint8] = np.zeros(0, np.uint8)
-        """0 or 1, shape [n]."""
+        """Label of each row, 0 or 1, shape [n]."""
         self.scores: NDArray[np.float32] = np.zeros(0, np.float32)
-        """Probabilities, shape [n]."""
+        """Score of each row, a probability, shape [n]."""
         self.groups: NDArray[np.int64] = np.zeros(0, np.int64)
         """User number of each row, shape [n].
 
@@ -65,7 +65,7 @@ class RankedList(NamedTuple):
 
     is_hit: bool
     ndcg: float | None
-    """None if there is no click."""
+    """NDCG@k of the list. None if there is no click."""
 
 
 class VersionWindows:
@@ -135,7 +135,7 @@ class Kpis:
     rows: int
     clicks: int
     auc: float | None
-    """None unless both classes are present."""
+    """AUC of the window. None unless both classes are present."""
     auc_low: float | None
     """Lower end of the 95 % interval (DeLong, with rows grouped by user, or by request if the user
     is unknown). None if clicks or non-clicks come from too few groups."""

@@ -102,7 +102,7 @@ def mixture_evidence(total: float, squares: float) -> float:
     z = total / math.sqrt(width)
     if z > 30:
         return math.inf
-    if z < -30:  # the two factors below overflow or underflow
+    if z < -30:  # avoid the overflow of exp and the underflow of cdf in the next formula
         return 2.0 * math.sqrt(_TUNED_SQUARES / width) / (-z * math.sqrt(2.0 * math.pi))
     return 2.0 * math.sqrt(_TUNED_SQUARES / width) * math.exp(z * z / 2.0) * NormalDist().cdf(z)
 

@@ -57,12 +57,12 @@ from numpy.typing import NDArray
 from monitoring.policies.policy import NO_ROWS, MaturedRows
 
 FRACTIONS = tuple(0.9 / 2**k for k in range(6))
-"""Bets as fractions of the largest lambda. Large bets suit a steep drop, and small bets suit an AUC
-just below theta."""
+"""Values of lambda as fractions of the largest lambda. Large values suit a steep drop, and small
+values suit an AUC just below theta."""
 _ROUND_CLICKS, _ROUND_OTHERS = 1.0, 6.0
 """Minimum expected clicks and non-clicks of a round. With more non-clicks than clicks, each click
-is compared with several non-clicks, and the largest amount that a bet can lose in a round stays
-small. The largest possible loss limits lambda, the size of a bet."""
+is compared with several non-clicks, and a single round cannot reduce the e-value much. The largest
+payoff of a round limits lambda."""
 _FIRST_CLICKS = 10
 """Number of clicks that are counted before the first round. The count determines the size of the
 first round."""
@@ -82,11 +82,11 @@ class Rounds:
     def __init__(self, theta: float, state: Mapping[str, Any]) -> None:
         """Continue from the saved state that `state_dict()` returned.
 
-        The rounds start anew if the state is empty or was computed for another `theta`. `theta`
+        The first round starts anew if the state is empty or belongs to another `theta`. `theta`
         must be in (0, 1).
         """
         if state.get("theta") != theta:
-            state = {}  # The evidence was computed against another theta.
+            state = {}  # The saved state belongs to another theta.
         self.theta = theta
         # Sums over requests: requests, clicks, squared clicks, non-clicks, squared non-clicks.
         self._sums = np.asarray(state.get("sums", np.zeros(5)))
@@ -98,7 +98,7 @@ class Rounds:
 
     @property
     def lambdas(self) -> list[float]:
-        """Bet on a round for each fraction in `FRACTIONS`."""
+        """Values of lambda for a round, one for each of `FRACTIONS`."""
         return [fraction / (1.0 - self.theta) for fraction in FRACTIONS]
 
     def add(self, rows: MaturedRows) -> tuple[list[float], list[float]]:
@@ -159,14 +159,14 @@ class Rounds:
 
 
 class EValue:
-    """E-value of the bets on successive rounds."""
+    """E-value of successive rounds."""
 
     def __init__(self, state: Mapping[str, Any]) -> None:
         """Continue from the state that `state_dict()` returned.
 
         The e-value starts anew if the state is empty.
         """
-        self._shares: list[float] = list(state.get("shares", (0.0,) * len(FRACTIONS)))
+        self._products: list[float] = list(state.get("products", (0.0,) * len(FRACTIONS)))
         self.rounds = int(state.get("rounds", 0))
         """Number of rounds with at least one pair."""
         self.clicks = int(state.get("clicks", 0))
@@ -174,23 +174,22 @@ class EValue:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state for a successor process as a JSON object."""
-        return {"shares": list(self._shares), "rounds": self.rounds, "clicks": self.clicks}
+        return {"products": list(self._products), "rounds": self.rounds, "clicks": self.clicks}
 
     @property
     def value(self) -> float:
         """The e-value, 1 before the first round."""
-        return sum(self._shares) / len(self._shares) + 1.0 / math.log2(self.rounds + 2)
+        return sum(self._products) / len(self._products) + 1.0 / math.log2(self.rounds + 2)
 
     def update(
         self, payoffs: list[float], clicks: list[float], lambdas: list[float], *, enough: float
     ) -> bool:
-        """Multiply the capital round by round until it reaches `enough`.
+        """Update the e-value round by round until it reaches `enough`.
 
         Args:
             payoffs: Payoff of each round.
             clicks: Number of clicks of each round.
-            lambdas: Bets on each round, one per fraction of the largest lambda, chosen before the
-                round.
+            lambdas: Values of lambda, one for each of `FRACTIONS`, chosen before the rounds.
             enough: E-value after which the remaining rounds are skipped.
 
         Returns:
@@ -201,8 +200,8 @@ class EValue:
             self.rounds += 1
             self.clicks += int(of_round)
             start = 1.0 / math.log2(self.rounds + 1) - 1.0 / math.log2(self.rounds + 2)
-            self._shares = [
-                (s + start) * (1.0 - bet * payoff) for s, bet in zip(self._shares, lambdas)
+            self._products = [
+                (s + start) * (1.0 - each * payoff) for s, each in zip(self._products, lambdas)
             ]
             if self.value >= enough:
                 return True
@@ -284,7 +283,7 @@ class Trail:
 
 
 def factors(payoffs: list[float], lambdas: list[float]) -> list[float]:
-    """Return the product of the rounds' factors for each bet.
+    """Return for each lambda the product of the factors of all rounds.
 
     The factors are multiplied in the order of the rounds, so that every machine gets the same bits.
     """

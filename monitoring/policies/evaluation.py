@@ -105,7 +105,9 @@ class Evaluator:
             known.get("predecessors", {})
         )
         self._drift = [
-            FeatureDrift(**{**each, "drifted": tuple(each["drifted"])})  # JSON has no tuples
+            FeatureDrift(
+                **{**each, "drifted": tuple(each["drifted"])}
+            )  # convert a list to a tuple, because JSON has no tuples
             for each in known.get("drift", ())
         ]
         self.num_passed_over = int(known.get("num_passed_over", 0))

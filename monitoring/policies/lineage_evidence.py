@@ -43,10 +43,10 @@ class Alarm:
     matured: int
     """Total number of rows, over all versions, that had matured before the alarm."""
     value: float
-    """The e-value."""
+    """E-value at the alarm."""
     rounds: int
     clicks: int
-    """Number of clicks in the rounds."""
+    """Number of clicks in the rounds of the e-process."""
     versions: tuple[int, ...]
     """Versions that scored the rows after `since`."""
 
@@ -61,10 +61,10 @@ class VersionEvidence:
     """The last change to which this version has adapted. The field is set until rows of this
     version, or of another adapted version, mature. None otherwise."""
     value: float = 1.0
-    """The e-value."""
+    """E-value, 1 before the first round."""
     rounds: int = 0
     clicks: int = 0
-    """Number of clicks in the rounds."""
+    """Number of clicks in the rounds of the e-process."""
     versions: tuple[int, ...] = ()
     """Versions whose rows changed the e-value. Empty before any row matured."""
 
@@ -125,7 +125,7 @@ class LineageEvidence:
     """E-processes of the remembered versions."""
 
     def __init__(self, state: Mapping[str, Any], *, enough: float) -> None:
-        """Continue from what `state_dict()` returned.
+        """Continue from the state that `state_dict()` returned.
 
         An alarm is raised when an e-value reaches `enough`.
         """

@@ -30,7 +30,7 @@ class MaturedRows:
     labels: NDArray[np.uint8]
     """Label of each row, 0 or 1, shape [n]."""
     scores: NDArray[np.float32]
-    """Probabilities, shape [n]."""
+    """Score of each row, a probability, shape [n]."""
     groups: NDArray[np.int64]
     """Index of the request of each row, from 0, shape [n]. Rows of one request belong to the same
     user."""
@@ -112,8 +112,8 @@ class Evidence:
     """Known baselines. They include the serving version, the version of the window, and the
     versions in `rows_of`."""
     predecessor: Predecessor | None = None
-    """None if the version replaced no other version, if the previous version has no known row, or
-    if this version has no matured row."""
+    """Measurements of the previous version. None if the version replaced no other version, if the
+    previous version has no known row, or if this version has no matured row."""
     drift: tuple[FeatureDrift, ...]
     """Closed buckets of the serving version since the last decision, oldest first."""
 
@@ -262,11 +262,11 @@ class DecisionPoint:
     version: int
     """The serving version, which the decisions are about."""
     decision: Decision
-    """The combined decision, see `combine`."""
+    """Combined decision of all policies, see `combine`."""
     decisions: tuple[Decision, ...]
     """Decision of each policy, in the order of the settings."""
     kpis: Kpis
-    """See `Evidence.kpis`."""
+    """KPIs of the serving version's window, see `Evidence.kpis`."""
     state: dict[str, Any]
     """State of the evaluator after this point, from which an incident can be replayed."""
 

@@ -115,7 +115,7 @@ class ActionStatus:
     incident_since: float | None = None
     last_action: str | None = None
     messages_waiting: int | None = None
-    """None if there is no webhook."""
+    """Number of unsent messages. None if there is no webhook."""
 
 
 def describe_actions(
@@ -313,7 +313,7 @@ class DecisionHandler:
 
     def _report_log(self, problem: str | None, now: float) -> None:
         """Emit an event when the log is down for a while, and when it is back."""
-        is_reported = LOG in self.notifier.open  # True also if an earlier process reported it
+        is_reported = LOG in self.notifier.open  # by this process or an earlier process
         if problem is None:
             if is_reported:
                 self._journal.emit("log_up", "messages can arrive again")

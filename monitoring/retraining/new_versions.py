@@ -58,7 +58,9 @@ class _UnusableRows:
 
     def add(self, request_id: str, rows: int, now: float) -> None:
         """Add the rows of a request."""
-        if not self.rows or not now - self.first >= 0:  # True also after the clock was set back
+        if (
+            not self.rows or not now - self.first >= 0
+        ):  # the second condition is true if the clock was set back
             self.first = now
         self.rows, self.last = self.rows + rows, now
         if len(self.requests) < MIN_UNUSABLE_REQUESTS and request_id not in self.requests:
@@ -167,7 +169,7 @@ class NewVersions:
         except (ContractError, OSError) as error:
             logger.warning("the promotion journal cannot be read: %s", error)
             return False
-        if live is not None and live not in entries:  # it was written between the two reads
+        if live is not None and live not in entries:  # `live` was written between the two reads
             return False
         # Clocks may differ, so the order of the entries decides and not their times.
         position = len(entries) - entries[::-1].index(live) if live is not None else 0

@@ -31,7 +31,7 @@ DRIFT = "drift"
 LOG = "log"
 _DEAD_LETTER = "dead_letter"
 _RELEASE = "release"
-"""Names of the incidents."""
+"""Names of incidents."""
 _MAX_WAITING = 100
 """Maximum number of waiting messages."""
 _FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 2.0, 600.0

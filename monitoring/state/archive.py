@@ -278,7 +278,9 @@ class Archive:
         """
         times = []
         for name in names:
-            with suppress(FileNotFoundError):  # the uploader has just moved the file
+            with suppress(
+                FileNotFoundError
+            ):  # the file is missing, because the uploader has just moved it
                 times.append((self._folder / name).stat().st_mtime)
         return min(times, default=None)
 

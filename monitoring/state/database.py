@@ -325,7 +325,7 @@ class FileTables(Database):
     Programs use the subclass `monitoring.state.store.StateStore`.
     """
 
-    # -- matured rows and late outcomes that are in no file
+    # -- matured rows and late outcomes that no file contains
 
     @property
     def num_unarchived_rows(self) -> int:
@@ -376,7 +376,7 @@ class FileTables(Database):
         query = f"SELECT {columns} FROM late_outcomes WHERE file IS NULL ORDER BY number LIMIT ?"
         return list(map(Unarchived._make, self._connection.execute(query, (max_rows,))))
 
-    # -- files
+    # -- archive files
 
     def intend_file(self, name: str, numbers: Iterable[int]) -> None:
         """Assign parts of matured requests, or late outcomes, to a file that is written next."""
@@ -438,7 +438,7 @@ class FileTables(Database):
         matured_at: float,
         file: str | None,
     ) -> None:
-        """Store a part of matured requests.
+        """Store matured requests as one part of an archive file.
 
         `last` is the number of the part's last request. Requests are numbered in the order in which
         they mature.

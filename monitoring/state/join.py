@@ -45,7 +45,7 @@ class Intake(NamedTuple):
     """The decoded messages of one pull."""
 
     predictions: Predictions | None
-    """None if the messages contained no prediction."""
+    """Decoded predictions. None if the messages contained no prediction."""
     indexes: NDArray[np.int64]
     """Message index of each prediction, shape [m]."""
     outcomes: list[OutcomeBatch]

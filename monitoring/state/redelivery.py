@@ -68,7 +68,7 @@ def classify(
             is_equal = _same_request(_at(predictions, first), _at(predictions, index))
             (redelivered if is_equal else reused).append(index)
     block: tuple[int, Predictions] | None = None
-    for number, index in sorted(equal_so_far):  # sorted by block, so that each block is read once
+    for number, index in sorted(equal_so_far):  # sort by block, so that each block is read once
         if block is None or not block[0] <= number < block[0] + len(block[1]):
             block = block_of(number)
         is_equal = block is None or _same_request(

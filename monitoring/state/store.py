@@ -166,7 +166,7 @@ class StateStore(FileTables):
             _insert_ids(connection, added, first, now=now)
         except (
             sqlite3.IntegrityError
-        ):  # a known id is rare, and a check beforehand would take as long as the insert
+        ):  # no check beforehand: known ids are rare, and a check would take as long as the insert
             connection.execute("ROLLBACK TO ids")
             apart = self._classify(added)
             added, reused = added.select(apart.new), order[apart.reused]
@@ -571,7 +571,7 @@ class StateStore(FileTables):
             for version, count, rows in self._connection.execute(query, values)
         }
 
-    # -- late outcomes and events
+    # -- store late outcomes
 
     @staticmethod
     def _store_late(

@@ -60,7 +60,7 @@ class Snapshot:
     decision: str | None = None
     """Combined decision after rate limits, with its reason."""
     actions: ActionStatus | None = None
-    """None before the first iteration."""
+    """Status of the actions on decisions. None before the first iteration."""
     store_status: StoreStatus | None = None
     """Status of the registry, the archive and the disks, at most a minute old. None before the
     first read."""

@@ -108,7 +108,7 @@ def tail(path: Path, num_bytes: int = _TAIL_BYTES) -> list[dict[str, Any]]:
         try:
             found.append(json.loads(line))
         except ValueError:
-            continue  # being written, or incomplete after a crash
+            continue  # the line is being written, or is incomplete after a crash
     return found
 
 

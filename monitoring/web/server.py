@@ -184,7 +184,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(503 if reason else 200, "text/plain", (reason or "ok").encode() + b"\n")
 
     def _answer(self, status: int, content_type: str, body: bytes) -> None:
-        with suppress(ConnectionError):  # the client disconnected
+        with suppress(ConnectionError):  # the client has disconnected
             self.send_response(status)
             self.send_header("Content-Type", content_type)
             self.send_header("Content-Length", str(len(body)))

@@ -68,7 +68,7 @@ class LastRun:
     reports: tuple[str, ...]
     """Steps of the run that wrote a report."""
     ended_at: float
-    """Seconds since the epoch."""
+    """End of the run in seconds since the epoch."""
     seconds: float | None
     """Seconds from the start of the run's first step to the end of the run. None if no step left a
     note."""
