@@ -35,7 +35,7 @@ POLL_SECONDS = 0.2
 
 
 def write_backlog(folder: Path, rows: int) -> None:
-    """Write the records of a day that ended two hours ago, and the model that scored them."""
+    """Write the records of a day that ended two hours ago, and a model that scores the records."""
     traffic, begin = RecordTraffic(ROWS_A_MESSAGE), time.time() - AGE_SECONDS - DAY_SECONDS
     accept_into(folder / "store", CRITEO_RECOMMENDER)
     write_reference(folder / "store", traffic.records)

@@ -4,9 +4,9 @@ The result depends on the cost of the model and on the hit rate. The design foll
 build a distributed inference cache with NVIDIA Triton and Redis". The benchmark compares Triton
 without a cache and Triton with its local cache. The laptop's server has no Redis.
 
-One server serves each network twice, with and without the cache. Every request is sent to both
-variants, directly one after the other and in alternating order. A slow moment of the machine
-therefore affects both variants. Only one request is in flight, so that the time of one response is
+One server serves each network twice, with and without the cache. Every request is sent to the model
+with the cache and to the model without, in alternating order. A slow moment of the machine
+therefore affects both models. Only one request is in flight, so that the time of one response is
 measured, including hashing. Half of the requests are planted hits, which the server's own counters
 must confirm. Requests do not wait for each other. The saved time at any hit rate therefore follows
 from the saving of a hit and the cost of a miss.

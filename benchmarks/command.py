@@ -101,7 +101,7 @@ _POLL_SECONDS = 0.02
 
 
 class StepProcessFailed(Exception):
-    """A process failed. The message has the end of its output."""
+    """A process failed. The error message contains the end of the output."""
 
 
 class Run(NamedTuple):

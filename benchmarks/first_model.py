@@ -1,4 +1,4 @@
-"""Train a first model like the steps do, in this process and without manifests.
+"""Train a first model with the code of the steps, in this process and without manifests.
 
 Preprocessing's functions compute the vocabularies, `contracts` writes the files, and training's
 code fits the model. NumPy counts the categories, as in the step without NVTabular. The model is not

@@ -8,14 +8,14 @@ runs and their cost, next to published gains and savings. docs/design/freshness.
 choices, and `benchmarks.slow_drift` is the simulator.
 
 Events have the same order as in production. Every quarter of an hour, the live model scores new
-rows, which then enter the lake. Then an active canary is evaluated. After each interval of a
-policy, a run trains on the current lake. The run's release scores the rows that follow.
+rows, which then enter the lake. If a canary is active, it is evaluated next. After each interval of
+a policy, a run trains on the current lake. The run's release scores the rows that follow.
 
 Gains are in AUC points, where 1 point is 0.01 of AUC. A gain is the mean of hourly differences. The
 difference is computed within each hour, because different models scored different hours. The
-interval of a gain is DeLong's: different hours have different rows, so the variances of their
-paired differences add up. The interval covers the uncertainty from the rows, for these models and
-this simulator. Another seed gives another simulator.
+interval of a gain is computed by DeLong's method. The hours have no common rows, so the variances
+of the hourly differences add up. The interval covers only the uncertainty from the rows. It does
+not cover the choice of the simulator's seed.
 """
 
 import math
@@ -52,12 +52,12 @@ from testing.warm_steps import WarmSteps
 FROZEN = "never"
 FULL = "every 12 h, from scratch"
 CONTROL = "every 5 h"
-"""Policy that also runs without drift. Without drift, the gain of this policy comes only from more
-rows."""
+"""Name of the policy that is also measured without drift. Without drift, the gain of this policy
+comes only from more rows."""
 BEST = "best possible"
 EXACT = "true probabilities of hour 0"
-"""Name of a policy that scores with the true probabilities of hour 0. Its AUC falls with time, and
-drift is the only cause."""
+"""Name of a policy that scores with the true probabilities of hour 0. The AUC of this policy falls
+with time only because of drift."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ PUBLISHED = {"every 5 h": 0.24, "every 1 h": 0.34, "every 30 min": 0.37}
 2209.07663). Each gain is a difference of mean AUC between two DeepFM models on Criteo's rows. One
 model synchronises its parameters at this interval, and the other model trains only in batches."""
 PUBLISHED_SAVING = 45
-"""Published factor by which incremental training is cheaper than stateless batch training, from
+"""Cost of stateless batch training divided by the cost of incremental training, as published by
 Grubhub (Egg 2021, arXiv 2107.07106)."""
 OUTCOMES = (RELEASED, CANARY, GAVE_WAY, REFUSED)
 COLORS = {

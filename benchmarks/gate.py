@@ -1,8 +1,9 @@
 """Measure how often the gate accepts, refuses or stays undecided, for `make benchmark-gate`.
 
-Candidates whose AUC is lower by a planted amount (`testing.planted_models`) are compared with
-their champion. First, the shipped gate evaluates single hold-outs. Then hourly runs of 20,000 rows
-are evaluated by the gate alone, and also by a canary with its shipped policy.
+A planted model (`testing.planted_models`) has a known loss of AUC against its champion. The gate
+compares such candidates with their champion. First, the shipped gate evaluates single hold-outs. In
+another part, hourly runs of 20,000 rows are evaluated by the gate alone, and by the gate and a
+canary.
 """
 
 import sys
@@ -180,7 +181,7 @@ def first_accepted_run(random: Generator, rows_per_request: int, loss: float) ->
 def canaries(rate: float, repeats: int, *, seed: int) -> list[dict[str, Any]]:
     """Return the share of canaries that get more traffic, and the number of row pairs until then.
 
-    The shipped policy decides about each canary. There is one result for each request size and
+    The shipped policy decides about each canary. The result has one entry for each request size and
     candidate.
     """
     policy, found = CanaryPolicy(), []
@@ -228,11 +229,11 @@ def slices(rows: int, rate: float, repeats: int, *, seed: int) -> list[dict[str,
     """Return how often the gate's check of slices refuses a candidate.
 
     In one case, no slice is worse. In another case, every slice is worse by the largest allowed
-    amount. In the other cases, only one slice is worse, by more than this amount. The slices come
-    from 26 columns with Zipf-distributed categories. Half of these columns are constant within a
-    request. Each candidate harms one of two slices: one slice has a twentieth of the rows, and the
-    other slice has a quarter. In the rows of a harmed slice, the odds of a click are multiplied by
-    a constant factor.
+    amount. In the remaining cases, only one slice is worse, by more than the largest allowed
+    amount. The slices come from 26 columns with Zipf-distributed categories. Half of these columns
+    are constant within a request. Each candidate harms one of two slices: one slice has a twentieth
+    of the rows, and the other slice has a quarter. In the rows of a harmed slice, the odds of a
+    click are multiplied by a constant factor.
     """
     settings, found = GateSettings(min_auc=0.0, max_auc_loss=1.0), []
     allowed = settings.max_slice_loss

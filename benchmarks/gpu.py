@@ -99,7 +99,7 @@ def measure(flags: argparse.Namespace) -> None:
 
 
 def combined(documents: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return one document of all steps, with the machine and date of the first one."""
+    """Return one document of all steps, with the machine and the date of the first step."""
     first = documents[0]
     skipped = [reason for each in documents for reason in each["skipped"]]
     return {

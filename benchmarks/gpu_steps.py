@@ -4,8 +4,8 @@ Steps run on the GPU. Without a GPU, steps run on the CPU at a tiny size.
 
 A rate is measured over complete passes over rows in memory, in batches of `BATCH` rows, after a
 warm-up pass. Our engine gathers its batches on the CPU while the GPU computes, and sorts their keys
-on the GPU. Plain PyTorch and TorchRec get shuffled batches in pinned memory. This favours both
-peers. All three engines train the same `nn.Module`.
+on the GPU. Plain PyTorch and TorchRec get shuffled batches in pinned memory, which makes them
+faster. All three engines train the same `nn.Module`.
 """
 
 import contextlib

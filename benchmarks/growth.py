@@ -1,11 +1,12 @@
 """Measure how cost grows with the work, as slopes on logarithmic axes.
 
 Run by `make benchmark-growth`. `benchmarks.scale` measures the cost of each step by number of rows.
-`benchmarks.year` measures the cost of reading a registry by number of runs. This benchmark reads
-their documents, and measures the monitor's processor time for several rates of requests. A turn of
-the monitor covers at most a second of traffic. The processor time per second of traffic determines
-the number of replicas for a rate. Each replica has its own partitions. At a slope of 1, twice the
-work costs twice as much. If the last slope of a curve is above `STEEP`, the target is missed.
+`benchmarks.year` measures the cost of reading a registry by number of runs. `benchmarks.growth`
+reads the documents of both benchmarks, and measures the monitor's processor time for several rates
+of requests. A turn of the monitor covers at most a second of traffic. The processor time per second
+of traffic determines the number of replicas for a rate. Each replica has its own partitions. At a
+slope of 1, twice the work costs twice as much. If the last slope of a curve is above `STEEP`, the
+target is missed.
 """
 
 import json
@@ -41,9 +42,9 @@ Curve = Sequence[tuple[float, float]]
 def last_slope(curve: Curve) -> float:
     """Return the slope of the last part of a curve, on logarithmic axes.
 
-    A slope of 1 means proportional cost, and a slope of 2 means quadratic cost. The slope is that
-    of the line between two points. One is the last point. The other is the largest point with at
-    most a third of the last point's work. Between closer points, noise would dominate the slope.
+    A slope of 1 means proportional cost, and a slope of 2 means quadratic cost. The slope is
+    computed between the last point and the largest point with at most a third of its work. Between
+    closer points, noise would dominate the slope.
 
     >>> last_slope([(10, 1), (100, 2), (900, 170), (1_000, 200)])
     2.0

@@ -200,7 +200,7 @@ def window_figures(
 
     Returns:
         The p99 of the window and of the quiet time in milliseconds, and their ratio. A p99 without
-        requests is None, and the ratio is then None too.
+        requests is None. If one p99 is None, the ratio is None.
     """
     in_window = within(answers, *window)
     during, before = Latencies.of(in_window), Latencies.of(within(answers, *quiet))

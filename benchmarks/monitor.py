@@ -3,8 +3,8 @@
 Run by `make benchmark-monitor`. Only `Monitor.tick` is measured, and it runs on one core. A tick
 pulls and decodes messages, stores them with fsync, and counts the features for drift. A tick also
 joins clicks, matures rows, measures, decides, and archives as Parquet with fsync. Messages are
-generated between the turns, outside the clock. 3.2 % of the rows are clicked. This share agrees
-with the scores, so no policy raises an alarm. Each click arrives one simulated second after its
+generated between the turns, outside the clock. 3.2 % of the rows are clicked. The scores predict
+the same click rate, so no policy raises an alarm. Each click arrives one simulated second after its
 prediction. A message has the clicks of 100 requests. The log is either a list of encoded messages
 or the SQLite log. The list shows the lowest cost that any log can have. With the SQLite log, the
 cost of pulls and acknowledgements is included. A row is counted once it is in a complete archive
@@ -280,7 +280,7 @@ def log_alone(requests: int = 100_000) -> float:
 
 
 def measure_partitions(rows: int, *, rows_per_message: int, partitions: int) -> dict[str, Any]:
-    """Run one monitor per partition, and return the processor time of each.
+    """Run one monitor per partition, and return the processor time of each monitor.
 
     The measurement ends when each monitor has archived `rows` rows.
     """
@@ -389,7 +389,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 ),
                 Figure(f"{name}, anonymous memory at most", highest, "MiB"),
             ]
-        # Alternate the numbers of partitions, so that a busy moment affects all of them.
+        # Alternate runs with 1, 2 and 4 partitions, so that a busy moment affects all numbers of
+        # partitions.
         partitioned = document["partitions"] = []
         rows_of_each = 250_000 if flags.quick else 500_000
         for _, number in itertools.product(range(1 if flags.quick else 3), (1, 2, 4)):

@@ -1,9 +1,9 @@
 """Write docs/design/performance.md and its charts from the newest documents.
 
-Run by `make performance`. Measured documents are in build/benchmarks, which git ignores. This
-program copies the documents to benchmarks/results, one file per benchmark, and writes the page from
-all of them. Quick runs are not copied, because they only show that a benchmark works. `command`
-defines the documents, and each benchmark defines its charts.
+Run by `make performance`. Measured documents are in build/benchmarks, which git ignores.
+`benchmarks.page` copies the documents to benchmarks/results, one file per benchmark, and writes the
+page from all documents. Quick runs are not copied, because they only show that a benchmark works.
+`command` defines the documents, and each benchmark defines its charts.
 """
 
 import json

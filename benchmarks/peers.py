@@ -1,8 +1,8 @@
 """Train the same network with our engine, plain PyTorch, DeepCTR-Torch and TorchRec.
 
-Each library trains for one pass over the given rows, in shuffled batches with Adam at 0.001. Then
-the library scores other rows. The rows are converted to the library's own form before the measured
-time begins. `speed` measures time and quality.
+Each library trains for one pass over the given rows, in shuffled batches with Adam at 0.001. After
+the training, each library scores other rows. The rows are converted to the library's own form
+before the measured time begins. `speed` measures time and quality.
 
 Plain PyTorch has 26 `nn.Embedding` with dense gradients, an `nn.EmbeddingBag` for each list, the
 cross layers one by one, `torch.optim.Adam`, and a `DataLoader` over a Dataset of arrays. On two
@@ -21,8 +21,8 @@ decides its optimizer: SGD for a large table, and Adam for a small table. We the
 variants. `TorchRec` keeps each table with dense gradients, and trains all parameters with
 `torch.optim.Adam`. `TorchRec, fused Adagrad` trains the tables within the backward pass with
 FBGEMM's kernels, which have no Adam for CPUs. Row-wise Adagrad has one state per row, and Adam has
-two states per weight. This variant does less work, so our ratio to it has no target. TorchRec is
-left out for networks with lists.
+two states per weight. `TorchRec, fused Adagrad` does less work, so our ratio to it has no target.
+TorchRec is left out for networks with lists.
 
 DeepCTR-Torch trains its DCN or DeepFM with its own `fit`, unchanged. DeepCTR-Torch has no DLRM.
 Parts that our network lacks are disabled, because they would slow DeepCTR-Torch down: the linear

@@ -2,11 +2,11 @@
 
 Run by `make benchmark-policies`. In stationary streams, the AUC is always .80, so every retrain
 request is a false alarm. In other streams, the AUC falls to .70. Streams with and without a fall of
-the AUC are drawn at three click rates. Another part has streams in which several rows have the same
-user. There, the sequential test uses either rounds of single rows or rounds of requests. The last
-part simulates hours of traffic under continuous retraining, with a release every 0.2, 1 or 5
-attribution windows. `testing.click_streams` and `release_streams` generate the streams, and the
-policies are the monitor's own.
+the AUC are drawn at three click rates. In another part, several rows of a stream have the same
+user. The sequential test then counts either rows or requests as independent. The last part
+simulates hours of traffic under continuous retraining, with a release every 0.2, 1 or 5 attribution
+windows. `testing.click_streams` and `release_streams` generate the streams, and the policies are
+the monitor's own.
 """
 
 import math
@@ -41,7 +41,7 @@ THRESHOLD = 0.74
 WINDOW_ROWS = 20_000
 EDGE_ALPHA = 0.05
 """Alpha of tests without a tolerance. Without a tolerance, false alarms are as frequent as the
-bound allows. This alpha is large enough to count false alarms in 1,000 streams."""
+bound allows. `EDGE_ALPHA` is large enough to count false alarms in 1,000 streams."""
 REFERENCE_ROWS = 200
 REFERENCE_STRIDE = 10
 """Number of records between two checks of the reference. The reference would check after every
@@ -199,7 +199,7 @@ def _sequential(alpha: float, tolerance: float) -> SequentialPolicy:
 
 
 def reference_first_run(stream: MaturedRows, *, after: int) -> int | None:
-    """Return the row at which the reference policy requests a run.
+    """Return the index of the row after which the reference policy requests a run.
 
     The reference policy requests a run as soon as the AUC of the last 200 rows is below the
     threshold, even with few clicks.
@@ -261,7 +261,7 @@ def _pooled_auc(traffic: ClickTraffic, auc: float, *, rows: int = 4_000_000) -> 
 def study_users(traffic: ClickTraffic, *, streams: int, seed: int) -> dict[str, Any]:
     """Return the test's false alarms if a request, or if each row, counts as independent.
 
-    Both tests use `EDGE_ALPHA` and no tolerance, so that their false alarms reach the bound. The
+    The tests use `EDGE_ALPHA` and no tolerance, so that their false alarms reach the bound. The
     gate's AUC is computed over all pairs of rows.
     """
     gate = _pooled_auc(traffic, GOOD)
@@ -377,8 +377,8 @@ def _requests(
 def _shows_a_change(point: DecisionPoint) -> bool:
     """Return whether the decision shows that the policy has detected the change.
 
-    Such a decision requests a run, or its reason says that the version was trained on rows from
-    after the change.
+    The policy has detected the change if it requests a run, or if its reason mentions training rows
+    from after the change.
     """
     return (
         point.decision.action is Action.RETRAIN

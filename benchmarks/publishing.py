@@ -1,4 +1,4 @@
-"""Measure what publishing 10,000 requests per second costs the process that scores them.
+"""Measure the cost of publishing 10,000 requests per second, in the process that scores them.
 
 Run by `make benchmark-publishing`. One process adds records and clicks at a steady rate, as a
 service does after each response. In the background, the process publishes the records to an SQLite

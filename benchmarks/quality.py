@@ -293,8 +293,8 @@ def figures(splits: Sequence[Split], found: Sequence[dict[str, TrainedScores]]) 
 def _interval(found: list[tuple[float, float]]) -> dict[str, float]:
     """Return the mean of differences with standard errors, and its 95 % interval.
 
-    One standard error comes from the evaluation rows, and another one comes from the differences
-    between seeds. The interval uses the larger standard error.
+    One standard error is computed from the evaluation rows, and another standard error from the
+    differences between seeds. The interval uses the larger standard error.
     """
     differences, errors = np.array(found).T
     by_rows = float(np.sqrt((errors**2).sum())) / len(errors)

@@ -123,7 +123,7 @@ def _timed(turn: Callable[[T], float], turns: Sequence[T], every: int) -> tuple[
 
 
 def _matured(labels: NDArray[np.uint8], scores: NDArray[np.float32]) -> MaturedRequests:
-    """Return the rows as matured rows, each in its own request."""
+    """Return the rows as matured rows, with one row per request."""
     count = len(labels)
     return MaturedRequests(
         ids=np.full(count, "r", object),

@@ -1,11 +1,12 @@
 """Measure the cost of a complete run from trigger to serving, by step.
 
 Run by `make benchmark-round`. A first model trains on a day's first rows, and is released to a real
-Triton. Then incremental runs of every size follow one after another. Each run reads the next rows
-of that day. As with the monitor's local trigger, `evergreen run` starts as a process, and runs
-every step in the environment of its image. The time of the trigger is the start of this process.
-The version serves once Triton has loaded it and returned the expected scores, and the journal has
-recorded it as live. The notes of the steps give the seconds of the steps and the gaps between them.
+Triton. After the first model, incremental runs of all sizes follow one after another. Each run
+reads the next rows of the same day. As with the monitor's local trigger, `evergreen run` starts as
+a process, and runs every step in the environment of its image. The time of the trigger is the start
+of this process. The version serves once Triton has loaded it and returned the expected scores, and
+the journal has recorded it as live. The notes of the steps contain the times from which the seconds
+of steps and gaps are computed.
 
 The fixed cost is the time of a run with `EMPTY_ROWS` rows. The gate accepts every model here, so
 every run ends with a release.

@@ -7,7 +7,7 @@ exchange data. The exchange has a cost per step and a cost per byte. The number 
 from TorchRec's plan. If a network namespace can be created, the bytes are also counted by the
 kernel.
 
-This model is extrapolated to GPUs with stated assumptions. No figure was measured on a GPU.
+These costs are extrapolated to GPUs with stated assumptions. No figure was measured on a GPU.
 Finally, TorchRec's planner shards a table of a billion rows without allocating it.
 """
 

@@ -125,7 +125,7 @@ class Models:
 
 
 def _write_raw(rows: SimulatedRows, folder: Path) -> None:
-    """Write rows as one file in the raw schema, each as its own request."""
+    """Write rows as one file in the raw schema, with one row per request."""
     num_rows = len(rows.label)
     numbers, zeros = [str(i) for i in range(num_rows)], np.zeros(num_rows)
     folder.mkdir(parents=True)

@@ -1,10 +1,10 @@
 """Run the measurements of serving: parity, closed loops, open loops, cold starts, releases.
 
 All servers run all the time, and only one server gets requests at a time. The servers take turns
-within each round. ONNX Runtime runs in this process without a server. These measurements alternate
-with the servers' measurements. A percentile is computed within a round. The figure has the median,
-minimum and maximum over all rounds. A ratio divides figures of the same round, so that a slow
-moment of the machine affects both.
+within each round. ONNX Runtime runs in this process without a server. Measurements of ONNX Runtime
+alternate with measurements of the servers. A percentile is computed within a round. The figure has
+the median, minimum and maximum over all rounds. A ratio divides two figures of the same round, so
+that a slow moment of the machine affects both figures.
 """
 
 import asyncio
@@ -118,7 +118,7 @@ class Alone:
         self._session, self._rows = open_graph(graph), rows
 
     def run(self, batch: int, seconds: float, *, threads: int = 1, pause: float = 0.0) -> Answers:
-        """Run batches for `seconds` in each thread, with a pause of `pause` seconds before each."""
+        """Run batches in each thread for `seconds`, with a pause before each batch."""
         began = time.monotonic()
         with ThreadPoolExecutor(threads) as pool:
             runs = list(
@@ -258,7 +258,7 @@ async def release_under_load(
     try:
         await asyncio.sleep(quiet_seconds)
         began = time.monotonic()
-        # The local pipeline starts its steps in the same way.
+        # Start the steps as the local pipeline starts them.
         process = await asyncio.create_subprocess_exec(
             *yielding(command),
             cwd=REPOSITORY,

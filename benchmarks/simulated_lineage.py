@@ -188,7 +188,7 @@ class SimulatedLineage:
         With the parent `none`, the run uses all rows.
 
         Raises:
-            RuntimeError: a step failed. The message has the end of its output.
+            RuntimeError: a step failed. The error message contains the end of the output.
         """
         run, seconds = f"round-{len(self.runs):04d}", {}
         folder = self._root / "manifests" / run

@@ -61,8 +61,7 @@ class SlowDrift:
     """Standard deviation over time of the logarithm of a category's frequency. 0 means constant
     frequencies."""
     new_category_columns: tuple[str, ...] = DRIFT_COLUMNS[:2]
-    """Columns with new categories. Columns with new categories must not be part of an
-    interaction."""
+    """Columns in which new categories appear. These columns must not be part of an interaction."""
     new_categories_per_hour: float = 1.0
     """Number of new categories per hour in each column of `new_category_columns`."""
     new_category_share: float = 0.05

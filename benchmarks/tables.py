@@ -101,8 +101,8 @@ def quality(demo: Path, scratch: Path) -> Iterator[dict[str, Any]]:
 def write_large(demo: Path, repository: Path, num_rows: int) -> FeatureRows:
     """Write models with a table of `num_rows` random vectors in each number type.
 
-    The models are written to `repository`, from which a server loads them. Returns rows with which
-    requests can be made.
+    The models are written to `repository`, from which a server loads them. Returns rows for
+    requests to these models.
     """
     random, size = np.random.default_rng(7), num_rows // len(CRITEO.categorical)
     workflow = FeatureWorkflow(

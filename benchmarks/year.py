@@ -2,9 +2,10 @@
 
 Run by `make benchmark-year`. The runs are not executed. Each run is a copy of the demo's last run
 (after `make demo`) with its own names and times, and with the journal lines of the deployment.
-Every fifth night, `evergreen admin collect` removes old files. Large files are hard links. Their
-sizes count in full. At the end of a day, a month and a year, the real readers of the registry are
-timed in CPU seconds of this process. The cost of a run itself is measured by `benchmarks.round`.
+Every fifth night, `evergreen admin collect` removes old files. Large files are hard links, but each
+link counts with the full file size. At the end of a day, a month and a year, the real readers of
+the registry are timed in CPU seconds of this process. The cost of a run itself is measured by
+`benchmarks.round`.
 
 Then equally many runs update the vocabulary of one column under the shipped rules, with and without
 a time to live.
@@ -52,7 +53,7 @@ shown."""
 
 
 class Year:
-    """Copy of the demo's folder, to which hourly runs are added."""
+    """Copy of the demo's folder. The benchmark adds hourly runs to the copy."""
 
     def __init__(self, source: Path, store: Path) -> None:
         """Copy the registry. The last release of the registry is the template of every further run.
@@ -120,7 +121,7 @@ class Year:
 
 
 def cpu_seconds(work: Callable[[], Any]) -> float:
-    """Return the CPU seconds of this process during `work`, whose output is dropped."""
+    """Call `work`, drop its output, and return the CPU seconds of the call."""
     begun = time.process_time()
     with redirect_stdout(StringIO()), redirect_stderr(StringIO()):
         work()

@@ -116,9 +116,8 @@ def _run_loop(
     """Run iterations of the loop until `stop` is set, then drain the log and the archive.
 
     After a TemporaryError, such as an unreachable log or a registry without a recommender, the loop
-    retries with growing pauses. It would not help to end the process, because the supervisor would
-    also wait before it restarts the process. Any other error ends the process, so that the
-    supervisor sees it.
+    retries with growing pauses. Ending the process would not help, because the supervisor would
+    also wait before a restart. Any other error ends the process, so that the supervisor sees it.
     """
     from evergreen.events.locations import open_subscriber, partition_urls
     from monitoring.monitor import Monitor

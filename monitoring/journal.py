@@ -27,9 +27,9 @@ EVENTS_FILE = "events.jsonl"
 DECISIONS_FILE = "decisions.jsonl"
 _MAX_FILE_BYTES = 64 * 2**20
 """Size of a full file, in bytes. A timeline of this size covers about two days, with a point of 400
-bytes every second. A file of decisions covers ten days, with a line of 750 bytes every 10 s, as the
-threshold policy writes them. Other policies write longer lines. The previous file is not deleted,
-so an incident can cover at least the time of one full file."""
+bytes every second. A file of decisions covers ten days, if the threshold policy writes a line of
+750 bytes every 10 s. Policies other than `threshold` write longer lines. The previous file is not
+deleted, so an incident can cover at least the time of one full file."""
 
 _MAX_WAITING_LINES = 5_000
 """Maximum number of lines that wait in memory while they cannot be written, about 5 MB. Older lines

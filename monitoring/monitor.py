@@ -222,7 +222,7 @@ class _Measurements:
         `read_up_to` is the watermark of the log. None skips the estimate.
         """
         now = self._clock()
-        # There is an upper bound, because the clock may have been set back.
+        # Compare with an upper bound too, because the clock may have been set back.
         if read_up_to is None or 0 < self._next_estimate - now <= self._evaluation.decide_seconds:
             return
         self._next_estimate = now + self._evaluation.decide_seconds
@@ -816,7 +816,7 @@ class Monitor:
 
     def _snapshot(self) -> Snapshot:
         now = self._clock()
-        # Call the watcher before reading the counters, because the watcher increases some of them.
+        # Call the watcher before reading the counters, because the watcher increases some counters.
         store_status = self._store_watcher.look(now)
         return Snapshot(
             recommender=self._recommender.name,

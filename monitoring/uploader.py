@@ -7,8 +7,8 @@ in the lake, which is a folder or a `gs://` bucket. Each moved file gets a marke
 markers. `evergreen.storage` stores the bytes and verifies them.
 
 A kill between any two steps loses no file. First, the file is stored in the lake and compared with
-the local file. Then the marker is written, and last, the local file is removed. The next pass of
-any uploader repeats or skips each step.
+the local file. The marker is written next, and the local file is removed last. The next pass of any
+uploader repeats or skips each step.
 """
 
 import argparse
@@ -126,8 +126,8 @@ class Uploader:
             self._lake.root.mkdir(parents=True, exist_ok=True)
         self._failed: set[str] = set()
         self.refused: dict[str, str] = {}
-        """Archive files whose names exist in the lake with other bytes, each with its error
-        message. The refused files stay in the archive, and the uploader does not retry them."""
+        """Error message by archive file, for files that exist in the lake with other bytes. The
+        refused files stay in the archive, and the uploader does not retry them."""
 
     def run_once(self) -> list[str]:
         """Move the files that are sealed now, and return their names.

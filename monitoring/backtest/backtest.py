@@ -2,8 +2,8 @@
 
 The input is the archive files of `monitoring.state.archive`, in a folder or a bucket. The files are
 read day by day, in order of event time. Rows that none of our models served are skipped. Clicks
-after the attribution window do not change labels, because they changed no live decision either.
-Peak memory is the memory for one day of rows.
+after the attribution window do not change labels, as in the running monitor. Peak memory is the
+memory for one day of rows.
 
 The output is decision points and one `Backtest` per set of policies. The decision lines equal those
 that the monitor wrote over the same records, with two exceptions. First, the monitor ignored
@@ -100,7 +100,7 @@ def read_requests(
     Args:
         archive: Archive or lake.
         span: Event times to read.
-        features: Features to read too, if drift is evaluated.
+        features: Names of the features to read, which only the evaluation of drift needs.
         user: User column, or None if the recommender names none.
 
     Raises:
@@ -306,14 +306,14 @@ class _Stream:
         decided = evaluator.decided_until
         self._decided = -math.inf if decided is None else decided
         self._known_until = self._decided + serving_ahead(settings.evaluation)
-        """Event time up to which the evaluator's state already includes all predictions. The
+        """Predictions up to this event time are already included in the evaluator's state. The
         predictions determine the serving version."""
         window, grace = (
             settings.evaluation.attribution_window_seconds,
             settings.evaluation.drift_grace_seconds,
         )
         self._drift_known_until = self._decided + window - grace
-        """Event time up to which the evaluator's state already includes drift reports."""
+        """Drift reports up to this event time are already included in the evaluator's state."""
 
     def add(self, archived: ArchivedRequests, start: int, stop: int) -> None:
         """Add the requests with indexes from `start` to before `stop`."""
@@ -417,7 +417,7 @@ def backtest(
     for point in points:
         decision_points += 1
         rows = int(point.state["matured_total"])
-        # Time at which the monitor would have decided.
+        # The monitor would have decided at this time.
         now = point.time + settings.evaluation.attribution_window_seconds
         if now < running_until:
             held += point.decision.action is Action.RETRAIN

@@ -271,7 +271,7 @@ class Recorded:
 
     points: int
     open_points: int
-    """Number of newest decision points whose replay is not reliable yet, because the archive lacks
+    """Number of newest decision points without a reliable replay, because the archive still lacks
     rows."""
     complete_until: float
     needs_until: float
@@ -379,7 +379,7 @@ def _newest_row(archive: Objects) -> float:
 def _baselines(lines: Sequence[str]) -> dict[str, Any]:
     """Return for each version the baseline that its first decision used.
 
-    Later decision lines no longer contain the baselines of old versions.
+    The baselines of old versions are missing in later decision lines.
     """
     known: dict[str, Any] = {}
     for line in lines:

@@ -30,8 +30,8 @@ class DriftReport:
     requests: int
     reference_rows: int
     columns: tuple[ColumnDrift, ...]
-    """All compared columns in column order. The score is missing if the model registry has no
-    histogram of it."""
+    """All compared columns in column order. The column of scores is missing if the model registry
+    has no histogram of scores."""
 
     @property
     def drifted(self) -> tuple[ColumnDrift, ...]:

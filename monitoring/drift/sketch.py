@@ -86,7 +86,7 @@ class Layout:
     def _listed_values(self, column: str) -> tuple[Any, NDArray[np.int32]]:
         """Return the listed values of a categorical column as Arrow int64, and their cells.
 
-        The last value is `MISSING_CATEGORY`, whose cell is `_NO_CELL`. One more cell follows, for
+        The last value is `MISSING_CATEGORY`, and its cell is `_NO_CELL`. One more cell follows, for
         all unlisted values.
         """
         import pyarrow as pa
@@ -221,8 +221,8 @@ class Sketch:
     def add(self, predictions: Predictions) -> None:
         """Add the rows of requests.
 
-        The rows stay pending until there are `_PENDING_ROWS` of them. Then all pending rows are
-        counted.
+        The rows stay pending until there are `_PENDING_ROWS` of them. When the limit is reached,
+        all pending rows are counted.
         """
         self.rows += predictions.num_rows
         self.requests += len(predictions)

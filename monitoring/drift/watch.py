@@ -124,7 +124,7 @@ class DriftWatch:
     def _make_room(self, number: int, num_rows: int) -> bool:
         """Defer the latest bucket, and return whether bucket `number` can be opened now.
 
-        `num_rows` is the number of rows for the new bucket.
+        `num_rows` is the number of rows that the new bucket would get.
         """
         farthest = max(number, max(self._open)[0])
         if farthest == min(self._open)[0]:  # the bucket has too many versions

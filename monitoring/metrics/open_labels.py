@@ -40,8 +40,8 @@ estimate."""
 _MAX_DELAYS = 10_000
 """Number of newest delays that are used. Older delays may be outdated."""
 _CLICKS_PER_PART, _MAX_PARTS = 25, 20
-"""The score range is divided into parts, each with its own correction. The first number is the
-minimum number of arrived clicks per part, and the second is the maximum number of parts."""
+"""The score range is divided into parts, and each part has a correction. `_CLICKS_PER_PART` is the
+minimum number of arrived clicks per part. `_MAX_PARTS` is the maximum number of parts."""
 
 
 class ClickDelays:
@@ -85,11 +85,11 @@ class OpenEstimate:
     """Time when the last label becomes final, in seconds since the epoch. None if there are no
     rows."""
     auc: float | None = None
-    """Estimated AUC. None if fewer than `MIN_DELAYS` delays are known, or if no labeling has both
-    classes."""
+    """Estimated AUC. None if fewer than `MIN_DELAYS` delays are known, or if the labels cannot
+    contain both classes."""
     auc_low: float | None = None
-    """Lowest AUC of any labeling, or None if no labeling has an AUC. The highest AUC is in
-    `auc_high`."""
+    """Lowest AUC over all possible labels. None if the labels cannot contain both classes. The
+    highest AUC is in `auc_high`."""
     auc_high: float | None = None
 
 
@@ -148,10 +148,10 @@ def estimate_open(
 def _auc_bounds(
     scores: NDArray[np.floating], clicked: NDArray[np.bool_], may_click: NDArray[np.bool_]
 ) -> tuple[float | None, float | None]:
-    """Return minimum and maximum AUC over all labelings of the rows `may_click` [n].
+    """Return the minimum and maximum AUC over all possible labels of the open rows.
 
-    The module's docstring has the proof. Labelings of one class have no AUC. The result is (None,
-    None) if no labeling has both classes.
+    The mask `may_click` [n] selects the open rows. The module's docstring has the proof. The AUC
+    needs both classes. The result is (None, None) if the labels cannot contain both classes.
     """
     _, inverse, sizes = np.unique(scores, return_inverse=True, return_counts=True)
     ranks = (np.cumsum(sizes) - (sizes - 1) / 2.0)[inverse.reshape(-1)]

@@ -37,8 +37,8 @@ class RowWindow:
         self.groups: NDArray[np.int64] = np.zeros(0, np.int64)
         """User number of each row, shape [n].
 
-        The number of a known user is at least 0. An unknown user has a unique number per request,
-        below `MISSING_CATEGORY`.
+        A known user has a number of at least 0. For an unknown user, each request has a unique
+        number below `MISSING_CATEGORY`.
         """
 
     def update(self, requests: MaturedRequests) -> None:
@@ -79,7 +79,7 @@ class VersionWindows:
 
     @property
     def versions(self) -> tuple[int, ...]:
-        """Versions with rows, the most recently updated one last."""
+        """Versions with rows. The most recently updated version is last."""
         return tuple(self._windows)
 
     def __getitem__(self, version: int) -> RowWindow:

@@ -9,7 +9,7 @@ or on the loop, so the monitor and a backtest over its archive write equal lines
 
 Rows of a version mature for a whole attribution window after the version was replaced. The last
 rows of a version are evidence about its successor too, because both versions see the same traffic.
-The policies choose which rows are evidence against which version.
+The policies choose the rows that are evidence against a version.
 
 Decision points are the multiples of `decide_seconds`. Times are whole microseconds
 (`contracts.raw_rows.microseconds`).
@@ -40,8 +40,8 @@ from monitoring.policies.policy import (
 from monitoring.rows import MaturedRequests
 
 _MAX_PASSED_OVER = 1000
-"""Maximum number of remembered request ids. The requests with these ids came too late for their
-decision point. These requests must stay excluded after a restart."""
+"""Maximum number of remembered request ids. Requests with these ids came too late for their
+decision point, and must stay excluded after a restart."""
 
 
 def no_baseline(version: int) -> Baseline | None:
@@ -52,9 +52,9 @@ def no_baseline(version: int) -> Baseline | None:
 def serving_ahead(settings: EvaluationSettings) -> float:
     """Return for how many seconds after a decision point predictions still affect its decision.
 
-    These predictions show which version served at the decision point. The result is the attribution
-    window minus the grace period, because the last predictions before the watermark may arrive
-    late.
+    Predictions after a decision point show which version served at the point. The result is the
+    attribution window minus the grace period, because the last predictions before the watermark may
+    arrive late.
     """
     return max(settings.attribution_window_seconds - settings.drift_grace_seconds, 0.0)
 
@@ -119,7 +119,7 @@ class Evaluator:
     def decided_until(self) -> float | None:
         """The last decision point in seconds of event time, or None.
 
-        Earlier rows are no longer used.
+        Rows up to this decision point are not used in later decisions.
         """
         return None if self._decided is None else self._decided / 1e6
 
@@ -202,8 +202,8 @@ class Evaluator:
     def decide_up_to(self, matured_until: float) -> list[DecisionPoint]:
         """Decide at every decision point up to an event time.
 
-        All predictions up to the event time must have matured. A point has no decision if no row of
-        the serving version's lineage matured.
+        All predictions up to the event time must have matured. No decision is made at a point if no
+        row of the serving version's lineage has matured.
         """
         last = microseconds(matured_until) // self._span * self._span
         if self._decided is not None and 0 <= self._decided - last <= microseconds(

@@ -56,10 +56,10 @@ class VersionEvidence:
     """Evidence about one version."""
 
     alarm: Alarm | None = None
-    """A change to which the version has not adapted, or None."""
+    """Detected change in the data that is not in the version's training rows, or None."""
     adapted: Alarm | None = None
-    """The last change to which this version has adapted. The field is set until rows of this
-    version, or of another adapted version, mature. None otherwise."""
+    """Last detected change in the data that is in the version's training rows. The field becomes
+    None when rows of this version, or of another adapted version, mature. None otherwise."""
     value: float = 1.0
     """E-value, 1 before the first round."""
     rounds: int = 0
@@ -87,7 +87,7 @@ class _Process:
             int(version): time for version, time in state.get("scored", {}).items()
         }
         """For each version, the last decision point at which its rows changed this e-process.
-        Versions whose last rows are older than every trail are left out."""
+        Versions with only older rows than every trail are left out."""
         self.alarm = _alarm(state.get("alarm"))
         self.change = _alarm(state.get("change"))
         """Newest detected change that the training rows of this e-process's versions include, or
@@ -185,7 +185,7 @@ class LineageEvidence:
     def _plan_for(
         self, version: int, thetas: Mapping[int, float], evidence: Evidence
     ) -> dict[str, Any]:
-        """Return the previous version's round sizes, with which the new version begins."""
+        """Return the round sizes of the previous version, as the start for the new version."""
         known = [each for each in evidence.lineage if each < version and str(each) in self._rounds]
         return (
             {"theta": thetas[version], "sums": self._rounds[str(known[-1])]["sums"]}

@@ -395,8 +395,8 @@ def confirm(
 def _still_holds(state: PolicyState, evidence: Evidence, version: int) -> bool:
     """Return whether the saved evidence also applies to this version.
 
-    The evidence began at `since`. The evidence does not apply to a later version that was trained
-    on rows from `since` or later.
+    Evidence that began at `since` does not apply to a later version that was trained on rows from
+    `since` or later.
     """
     before, since, trained_until = (
         state.get("version"),

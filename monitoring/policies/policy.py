@@ -109,8 +109,8 @@ class Evidence:
     matured_total: int
     """Number of rows of all versions so far. The number never decreases."""
     baselines: Mapping[int, Baseline]
-    """Known baselines. They include the serving version, the version of the window, and the
-    versions in `rows_of`."""
+    """Known baselines of the serving version, of the window's version, and of the versions in
+    `rows_of`."""
     predecessor: Predecessor | None = None
     """Measurements of the previous version. None if the version replaced no other version, if the
     previous version has no known row, or if this version has no matured row."""
@@ -268,7 +268,7 @@ class DecisionPoint:
     kpis: Kpis
     """KPIs of the serving version's window, see `Evidence.kpis`."""
     state: dict[str, Any]
-    """State of the evaluator after this point, from which an incident can be replayed."""
+    """State of the evaluator after this point. A replay of an incident starts from it."""
 
     def line(self) -> str:
         """Return this point as one line of canonical JSON.

@@ -41,7 +41,8 @@ if TYPE_CHECKING:
 
 _TRIGGERS = ("none", "local", "kubeflow")
 _NOTIFY_LIMITS = "rate_limits.notify"
-"""Name of a document with rate limits. These limits apply to notifications that replace a run."""
+"""Name of a document with rate limits. The document's limits apply to notifications that replace a
+run."""
 _REPORTED = "reported"
 """Name of the document that contains the last reported action of the drift. The document is empty
 after the drift ended."""

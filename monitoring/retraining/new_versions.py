@@ -135,7 +135,7 @@ class NewVersions:
         self._is_new = True
 
     def consider(self, decision: Decision, *, now: float) -> None:
-        """Write findings from a decision if the decided version is baking."""
+        """Write the findings of a decision to the registry, if its version is baking."""
         numbers = decision.numbers
         version, rows = numbers["version"], numbers["rows_baked"]
         assert version is not None

@@ -65,7 +65,7 @@ def build_row_table(
     """Convert requests to a table in the raw schema, in the given order.
 
     Missing features are null. An optional group of columns (`contracts.raw_rows`) is present if at
-    least one row has it. Other rows have null there.
+    least one row has it. Rows without the group have null in its columns.
 
     Args:
         requests: Requests with n rows.
@@ -170,7 +170,7 @@ def marker_path(archive: Path, name: str) -> Path:
 
 
 class ArchivedPart(NamedTuple):
-    """A file that was written."""
+    """A new archive file."""
 
     name: str
     num_rows: int
@@ -351,10 +351,11 @@ class Archive:
         return [ArchivedPart(name, num_rows)]
 
     def _divide(self, name: str, error: Exception) -> list[ArchivedPart]:
-        """Split the rows of a file whose write failed into two files, and write these files.
+        """Replace a file that could not be written by two smaller files, and write these files.
 
         One bad row must not block the other rows. If the file has only one request or outcome, it
-        is set apart. Its rows stay in the state, and the write is retried at the next start.
+        is set apart. The rows of a file that is set apart stay in the state, and the write is
+        retried at the next start.
         """
         numbers, half = self._store.numbers_of_file(name), f"{name.rpartition('/')[0]}/part-"
         if len(numbers) == 1 and not holds_outcomes(name) and self._store.split_part(numbers[0]):

@@ -516,7 +516,8 @@ class FileTables(Database):
     def _by_block(self, numbers: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64]]]:
         """Divide `numbers` by block.
 
-        Yield for each block its last prediction number, and its part of `numbers`.
+        Yield for each block the number of its last prediction, and those of `numbers` that it
+        contains.
 
         Blocks that contain none of the `numbers` are skipped.
         """
@@ -572,8 +573,9 @@ class FileTables(Database):
     ) -> None:
         """Delete archived requests, but keep the newest rows of each of the newest versions.
 
-        The ids of deleted requests stay. A part is deleted only as a whole. At most `MAX_VERSIONS *
-        keep_rows` rows stay, so that a rare version does not keep the rows of all others.
+        The ids of deleted requests stay. A part is deleted completely or not at all. At most
+        `MAX_VERSIONS * keep_rows` rows stay. Without this limit, the parts of a rare version could
+        keep many rows of other versions.
         """
         is_sealed = "file IN (SELECT name FROM files WHERE state IN ('sealed', 'uploaded'))"
         query = (

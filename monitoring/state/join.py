@@ -143,8 +143,8 @@ class Attribution(NamedTuple):
 
     requests: MaturedRequests
     late: list[LateOutcome]
-    """Clicks that set no label: clicks after the window, and clicks whose row does not exist in the
-    request."""
+    """Clicks that change no label, because they came after the window or their row does not exist
+    in the request."""
     unmatched: list[LateOutcome]
     """Clicks in `late` whose row number does not exist in the request."""
 

@@ -14,8 +14,7 @@ Requests are stored in blocks. A block contains the requests of one pull, ordere
 matured requests come first. A request moves from a block to a part of matured requests. The part is
 assigned to an archive file, which is first `intended` and then `sealed`. The click labels of
 matured requests are final. The rows of a block are deleted once all of them are in sealed files.
-Conversions and late clicks are stored as late outcomes, which are assigned to archive files in the
-same way.
+Conversions and late clicks are stored as late outcomes, which are also assigned to archive files.
 """
 
 import json
@@ -75,11 +74,11 @@ _BLOCK_BYTES = 16 << 20
 """Maximum bytes of numbers in a block, unless a single request is larger. A block is always read
 completely."""
 _MAX_DEAD_LETTERS = 100_000
-"""Number of newest dead letters whose ids are stored, so that a redelivered dead letter is counted
-once."""
+"""Number of newest dead letters with a stored id. A dead letter with a stored id is not counted
+again."""
 AHEAD_FOLDER = "ahead"
-"""First part of the names of files for rows with times far in the future. These rows are set apart,
-and the files are never written."""
+"""First part of the names of files for rows with times far in the future. Rows with times far in
+the future are set apart, and their files are never written."""
 _NOT_APART = "(file IS NULL OR file NOT IN (SELECT name FROM files WHERE state = 'set apart'))"
 _HAS_BLOCK = (
     "predictions.rowid >= (SELECT first FROM blocks WHERE last >= predictions.rowid ORDER "
@@ -703,7 +702,7 @@ def waiting_requests_of(
 def _short_id(message_id: str) -> str:
     """Return a message id, or the hash of the id if it is too long.
 
-    Only other programs publish messages with such ids.
+    Message ids of our own programs are never too long.
     """
     return (
         message_id

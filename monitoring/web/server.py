@@ -189,8 +189,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header("Content-Type", content_type)
             self.send_header("Content-Length", str(len(body)))
             self.send_header("Cache-Control", "no-store")
-            # The page needs only its own style. No script can run, even if a name in the records
-            # contains one.
+            # The page needs only its own style. A script cannot run, even if a name in the records
+            # contains a script.
             self.send_header(
                 "Content-Security-Policy",
                 "default-src 'none'; style-src 'unsafe-inline'; img-src data:",

@@ -97,7 +97,7 @@ class Promotions:
 
 @dataclass(frozen=True, kw_only=True)
 class Disk:
-    """Disk of a folder, in bytes. Other folders may be on the same disk."""
+    """Disk of a folder, in bytes. Several folders may be on the same disk."""
 
     free: int
     """Bytes that this user may still write."""
@@ -138,11 +138,11 @@ class StoreWatcher:
 
         Args:
             store: Model registry.
-            documents: State in which runs are counted.
+            documents: State that stores the counts of runs.
             archive: Archive of the monitor.
             has_uploader: Whether an uploader moves the archive files. Without an uploader, the
                 archive is the lake, and no file waits.
-            folders: Further folders of the installation whose disks are read.
+            folders: Further folders of the installation. The free space of their disks is read.
         """
         self._store = store
         self._archive = archive
