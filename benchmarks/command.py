@@ -1,10 +1,10 @@
 """Provide the flags, the JSON document and the child processes that benchmarks share.
 
-Each document has `benchmark`, `command`, `date` (UTC), `commit`, `is_quick`, `seconds`, `machine`
-(facts), `limits` (peak rates of the machine at that time), `other_work_share`, `figures` (rows of
-`spread.Figure`), and further fields of the benchmark. `benchmarks.page` writes
-docs/design/performance.md from the documents. Each benchmark defines its own measurements and
-output.
+Each document has `benchmark`, `command`, `date` (UTC), `commit`, `is_quick`, `seconds` and
+`figures` (rows of `spread.Figure`). The fields `machine` (facts), `limits` (peak rates at that
+time) and `other_work_share` describe the machine. Each benchmark adds further fields.
+`benchmarks.page` writes docs/design/performance.md from the documents. Each benchmark defines its
+own measurements and output.
 """
 
 import argparse

@@ -619,9 +619,9 @@ def estimate(config: NetworkConfig, table_rows: int, batch: int) -> int:
     """Return an estimate of the bytes that a fit needs.
 
     A fit needs memory for the vectors and dense weights with two moments each, and for the batch.
-    The batch has five parts: gathered and looked-up vectors, gradients and new values of these
-    vectors, every activation with its gradient, three prefetched batches, and the buffers of the
-    sort.
+    The batch needs memory for its vectors, with their gradients and new values, and for every
+    activation with its gradient. It also needs memory for three prefetched batches and for the
+    buffers of the sort.
     """
     width = config.embedding_dim
     dense = sum(each.numel() for each in build_network(config).parameters())

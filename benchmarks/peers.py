@@ -4,11 +4,12 @@ Each library trains for one pass over the given rows, in shuffled batches with A
 the training, each library scores other rows. The rows are converted to the library's own form
 before the measured time begins. `speed` measures time and quality.
 
-Plain PyTorch has 26 `nn.Embedding` with dense gradients, an `nn.EmbeddingBag` for each list, the
-cross layers one by one, `torch.optim.Adam`, and a `DataLoader` over a Dataset of arrays. On two
-cores, this Dataset delivers 201,000 rows/s, and a TensorDataset delivers 107,000 rows/s. Two worker
-processes would deliver 238,000 rows/s, but would take a core from the training step, so no workers
-are used. Networks other than DCN are our own networks with an `nn.EmbeddingBag` for each column.
+Plain PyTorch has 26 `nn.Embedding` with dense gradients, and an `nn.EmbeddingBag` for each list.
+The cross layers run one by one. The optimizer is `torch.optim.Adam`, and a `DataLoader` reads a
+Dataset of arrays. On two cores, this Dataset delivers 201,000 rows/s, and a TensorDataset delivers
+107,000 rows/s. Two worker processes would deliver 238,000 rows/s, but would take a core from the
+training step, so no workers are used. Networks other than DCN are our own networks with an
+`nn.EmbeddingBag` for each column.
 
 PyTorch with sparse gradients differs from plain PyTorch in two points: its tables have
 `sparse=True`, and `torch.optim.SparseAdam` trains them. The gradients of these tables then have

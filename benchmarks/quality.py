@@ -1,12 +1,12 @@
 """Compare the quality of a first model of few rows with peers on the same rows.
 
 Run by `make benchmark-quality`. Windows have 2,000, 5,000 and 20,000 rows. The rows come from the
-demo's simulator, a long-tailed simulator, the shop in `examples/shop` (strings, user ids, lists),
-and with `--data` also from a Criteo file. Our training step with its defaults, DeepCTR-Torch's DCN
-and LightGBM train on each window. All three models are evaluated on the same evaluation rows. Our
-model uses preprocessing's vocabularies and training's `fit`, with the settings of the recommender's
-file. Each figure is a mean over seeds, with minimum and maximum. A seed draws new rows and initial
-weights. The Bayes-optimal AUC is the AUC of the true click probabilities.
+demo's simulator, a long-tailed simulator, and the shop in `examples/shop` (strings, user ids,
+lists). With `--data`, there are also rows from a Criteo file. Our training step with its defaults,
+DeepCTR-Torch's DCN and LightGBM train on each window. All three models are evaluated on the same
+evaluation rows. Our model uses preprocessing's vocabularies and training's `fit`, with the settings
+of the recommender's file. Each figure is a mean over seeds, with minimum and maximum. A seed draws
+new rows and initial weights. The Bayes-optimal AUC is the AUC of the true click probabilities.
 
 The choice of variants favours both peers. DeepCTR-Torch runs one, two and three passes, in batches
 as small as ours. LightGBM builds 25, 50, 100 and 200 trees, otherwise with its defaults. For each

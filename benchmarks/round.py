@@ -179,7 +179,7 @@ class Bench:
         notes = read_notes(self._folders.store, run)
         read = self._num_read() - first
         if read != expected:
-            raise RuntimeError(f"the round read {read} rows, expected {expected}")
+            raise RuntimeError(f"the run read {read} rows, expected {expected}")
         return run_seconds(rows, notes, triggered=triggered, serving=moment_of(live.time))
 
     def _num_read(self) -> int:

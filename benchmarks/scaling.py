@@ -65,8 +65,8 @@ class Device:
 
 
 GPU = Device(seconds_per_step=1.5e-3, seconds_per_row=1 / 2_000_000)
-"""Assumed values that were not measured: the time of the kernel launches of one step, and a speed
-of two million rows per second for the small network."""
+"""Assumed values, which were not measured. One value is the time of the kernel launches of a step.
+The other value is a speed of two million rows per second for the small network."""
 NVLINK = Links(seconds_per_step=0.4e-3, bytes_per_second=150e9)
 """Assumed values for 8 GPUs of one machine: eight collectives of 50 us each, and half of the links'
 bandwidth of 300 GB/s."""

@@ -1,9 +1,9 @@
 """Measure the duration of a batch on a Triton instance, by number of rows.
 
 `evergreen simulate autoscaler` reads these service times. `python -m benchmarks.service_times
---server HOST:PORT --output FILE` sends one request at a time to a running Triton, so that requests
-neither wait nor share a batch. The server must have no other callers during this time. The time is
-the sum of input, inference and output in the server's own counters.
+--server HOST:PORT --output FILE` sends one request at a time to a running Triton. Requests
+therefore neither wait nor share a batch. The server must have no other callers during this time.
+The time is the sum of input, inference and output in the server's own counters.
 """
 
 import argparse
@@ -84,7 +84,9 @@ def _seconds_of_requests(
         # A server may count a request a moment after its response.
         while (worked := _worked(client, model))[0] < expected:
             if time.monotonic() > sent_at + COUNTED_SECONDS:
-                raise TemporaryError(f"model {model} did not count a request that it answered")
+                raise TemporaryError(
+                    f"the server responded, but did not count a request for model {model}"
+                )
         if worked[0] > expected:
             raise TemporaryError(
                 f"model {model} counted {worked[0]} requests, expected {expected}: other "

@@ -49,8 +49,8 @@ FIRST_DAY = date(2040, 1, 1)
 later than the canary's start by the wall clock."""
 ROWS_PER_REQUEST = 10
 RELEASED, CANARY, REFUSED, GAVE_WAY = "released", "canary", "refused", "gave way"
-"""Outcomes of a run: its model serves at once, it becomes a canary, the gate refuses it, or the
-gate is undecided while another canary is active."""
+"""Outcomes of a run, in this order: the model serves at once, becomes a canary, is refused by the
+gate, or gives way to an active canary."""
 _METRICS = "no-server:8002"
 _COMPUTE_MICROSECONDS = 1000.0
 _REFUSED_CODE = 1

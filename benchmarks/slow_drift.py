@@ -55,8 +55,8 @@ class SlowDrift:
     """Hours after which the autocorrelation of weights and popularities is one half."""
     moving_share: float = 0.07
     """Share of the planted weights' variance that follows the drift, in [0, 1]. The other part of
-    the variance is constant. With the other defaults, a perfect model that is not retrained loses
-    one point of AUC (0.01) within a day, and 1.2 points within two days."""
+    the variance is constant. With the other defaults, a perfect model without retraining loses one
+    point of AUC (0.01) within a day. Within two days, it loses 1.2 points."""
     popularity_spread: float = 0.3
     """Standard deviation over time of the logarithm of a category's frequency. 0 means constant
     frequencies."""

@@ -6,9 +6,10 @@ Quality: each model of the demo is exported in each number type. The graph of ea
 raw held-out rows of its run, as a server would. The figures are AUC and log loss. For float16 and
 int8, the change of the AUC against float32 has a confidence interval, computed by request.
 
-Speed: a table of 10 million vectors of width 16 in each number type, with uniformly random
-requests, so that nearly every vector misses the processor's caches. ONNX Runtime in this process
-and the laptop's Triton serve the tables alternately. Prints all figures, and writes them as JSON.
+Speed: a table of 10 million vectors of width 16 is served in each number type. Requests are
+uniformly random, so that nearly every vector misses the processor's caches. ONNX Runtime in this
+process and the laptop's Triton serve the tables alternately. Prints all figures, and writes them as
+JSON.
 """
 
 import sys

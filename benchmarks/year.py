@@ -1,7 +1,7 @@
 """Measure what a year of hourly runs leaves in an installation, and the cost of reading it.
 
 Run by `make benchmark-year`. The runs are not executed. Each run is a copy of the demo's last run
-(after `make demo`) with its own names and times, and with the journal lines of the deployment.
+(after `make demo`) with new names and times. The journal lines of the deployment are copied too.
 Every fifth night, `evergreen admin collect` removes old files. Large files are hard links, but each
 link counts with the full file size. At the end of a day, a month and a year, the real readers of
 the registry are timed in CPU seconds of this process. The cost of a run itself is measured by

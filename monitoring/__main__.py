@@ -151,7 +151,7 @@ def _run_loop(
             except TemporaryError as error:
                 pause = min(max(2 * pause, tick_seconds), _MAX_RETRY_SECONDS)
                 exposition.record_failed_iteration(str(error))
-                logger.warning("iteration failed, next in %g s: %s", pause, error)
+                logger.warning("an iteration failed, and is repeated in %g s: %s", pause, error)
             stop.wait(pause)
         if monitor is not None:
             monitor.stop()

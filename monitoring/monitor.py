@@ -656,8 +656,8 @@ class Monitor:
             }
             if unmatched:
                 logger.warning(
-                    "%d clicks name a row that their request does not have, such as row %d of "
-                    "request %r: they are archived and set no label",
+                    "%d clicks refer to rows that do not exist, such as row %d of request %r. "
+                    "These clicks are archived, but change no label",
                     len(unmatched),
                     unmatched[0].row,
                     unmatched[0].request_id,
@@ -795,8 +795,8 @@ class Monitor:
                 "set_apart",
                 f"{waiting.num_rows} rows of {len(waiting)} requests have times up to "
                 f"{until:%Y-%m-%d %H:%M} UTC, more "
-                "than a day ahead: the clocks were wrong when they came; they are set apart in "
-                "the state folder",
+                "than a day ahead, because a clock was wrong. The rows are set apart in the state "
+                "folder",
                 rows=waiting.num_rows,
             )
 

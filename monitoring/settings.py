@@ -96,8 +96,8 @@ def with_rules(installation: InstallationSettings) -> MonitorSettings:
     """
     if not read_accepted(installation.store):
         raise TemporaryError(
-            f"store {installation.store} has no recommender yet, expected an accepted one with "
-            "the monitor's rules"
+            f"model registry {installation.store} has no accepted recommender yet, expected a "
+            "recommender with the monitor's rules"
         )
     parts = {each.name: getattr(installation, each.name) for each in fields(installation)}
     decisions = decision_settings(accepted(installation.store, CURRENT))

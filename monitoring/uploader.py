@@ -165,7 +165,7 @@ class Uploader:
                 self.refused[name] = str(error)
                 differing.append(error)
             except _Unreadable as error:
-                logger.error("%s stays in the archive, and the others are moved: %s", name, error)
+                logger.error("%s is unreadable and stays in the archive: %s", name, error)
                 self._failed.add(name)
                 unreadable.append(str(error))
                 continue
@@ -174,7 +174,7 @@ class Uploader:
                 raise TemporaryError(f"{name} was not moved: {error}") from error
             except PermanentError as error:
                 raise PermanentError(
-                    f"{name} was not moved; it and the files sealed after it stay: {error}"
+                    f"{name} and the files sealed after it were not moved: {error}"
                 ) from error
             self._failed.discard(name)
         if differing:
@@ -244,7 +244,9 @@ def run(uploader: Uploader, stop: threading.Event, interval_seconds: float) -> N
             continue  # `run_once` has logged the error, and `run` raises it at the end
         except TemporaryError as error:
             pause = min(2 * pause, max(interval_seconds, MAX_PAUSE_SECONDS))
-            logger.warning("pass ended early, next in %g s: %s", pause, error)
+            logger.warning(
+                "a pass over the archive failed, and is repeated in %g s: %s", pause, error
+            )
     uploader.run_once()
 
 

@@ -64,8 +64,8 @@ class Layout:
         self._dense = (*compared.numeric, *lengths)
         self._categorical = (*compared.categorical, *compared.lists)
         self.columns = (*self._dense, *self._categorical, *([SCORE] if reference.scores else []))
-        """The compared columns: first the d numeric columns, which include the lengths of lists,
-        then the c categorical columns, which include lists, and last the score."""
+        """Compared columns in order: d numeric columns, c categorical columns, and the score. The
+        lengths of lists are numeric columns, and lists are categorical columns."""
         self.plain = np.array(
             [i for i, name in enumerate(self.columns) if name not in compared.lists], np.int64
         )

@@ -86,8 +86,8 @@ def mixture_evidence(total: float, squares: float) -> float:
 
     If the mean is at most 0, the probability that the evidence ever reaches 1 / alpha is about
     alpha, under any number of looks. The evidence is a mixture of exp(l * total - l^2 * squares /
-    2) over half-normal l (Robbins 1970), for many independent terms (asymptotic: Waudby-Smith et
-    al. 2021).
+    2) over half-normal l (Robbins 1970). It is valid for many independent terms (asymptotic:
+    Waudby-Smith et al. 2021).
 
     Args:
         total: Sum of the terms.

@@ -134,10 +134,10 @@ class SequentialPolicy(_ConfiguredPolicy):
 
     The test bounds false alarms over all time. Each row is compared with the theta of the version
     that scored it, and all versions of a lineage share one e-process. While each version's AUC is
-    at least its theta, the probability that this policy *ever* returns RETRAIN is at most alpha,
-    for any number of looks and releases. The module `betting` has the proof, and `lineage_evidence`
-    selects the rows that are evidence. A new e-process with its own alpha begins after a detected
-    change, after a rollback, and for a version with unknown training rows.
+    at least its theta, the probability that this policy *ever* returns RETRAIN is at most alpha.
+    The bound holds for any number of looks and releases. The module `betting` has the proof, and
+    `lineage_evidence` selects the rows that are evidence. A new e-process with its own alpha begins
+    after a detected change, after a rollback, and for a version with unknown training rows.
 
     theta is the lower end of the gate's 95 % interval, minus a tolerance. If a version has no gate
     AUC, its rows are not used.
@@ -362,9 +362,10 @@ def confirm(
     first breach.
 
     Returns:
-        The action, a text to add to the reason, and the new state. The state contains `version` of
-        the last window, the number of consecutive `breaches`, the time of the first breach
-        (`since`), and the number of rows that had matured before that breach (`matured_at_breach`).
+        The action, a text to add to the reason, and the new state. The state contains the last
+        window's `version`, and the number of consecutive `breaches`. For the first breach, the
+        state contains its time (`since`), and the number of rows that had matured by then
+        (`matured_at_breach`).
     """
     version = evidence.kpis.version
     is_held = _still_holds(state, evidence, version)

@@ -55,7 +55,7 @@ class NotificationSettings:
         expect(self, "above 0", lambda value: value > 0, "remind_seconds")
         if "://" in self.webhook_file:
             raise ContractError(
-                "webhook_file is an address, expected the name of a file that holds it"
+                "webhook_file is an address, expected the path of a file that contains the address"
             )
 
 

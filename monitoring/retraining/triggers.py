@@ -398,7 +398,7 @@ class KubeflowTrigger:
         try:
             return find_outcome(self._store, run)
         except (OSError, ValueError) as error:
-            raise PermanentError(f"reading the outcome of {run}: {error}") from error
+            raise PermanentError(f"the outcome of run {run} cannot be read: {error}") from error
 
     def _pipeline_version(self) -> PipelineVersion:
         """Look up the pipeline version to run. A new version needs no restart of the monitor."""

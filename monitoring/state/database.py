@@ -37,7 +37,7 @@ VERSION = 9
 rejected and must be drained by the monitor that wrote it."""
 _PAGE_BYTES = 16_384
 """Page size of new files. With SQLite's default of 4 kB, a block becomes a chain of thousands of
-pages, and requests of 64 rows take 28 % more processor time."""
+pages. Requests of 64 rows then take 28 % more processor time."""
 
 _TABLES = """
 CREATE TABLE predictions (

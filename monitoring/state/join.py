@@ -2,9 +2,9 @@
 
 `read_records` turns messages into records, or into dead letters with reasons. `attribute` turns
 predictions and their clicks into labels and late outcomes. All rows of a request mature together
-when its window closes. If a row with a click matured immediately, but a row without a click only at
-the end of the window, every click rate would be too high at first. `monitoring.state.store` stores
-records and open requests.
+when its window closes. Suppose that rows with a click matured immediately, and rows without a click
+at the end of the window. Every click rate would then be too high at first. `monitoring.state.store`
+stores records and open requests.
 """
 
 from collections.abc import Iterable, Sequence
@@ -71,8 +71,9 @@ def read_records(payloads: Sequence[bytes], rules: IntakeRules, *, now: float) -
     """Decode messages, and check the values that their encoding does not check.
 
     An unusable message must not stop the monitor at a later step. A message is unusable if it
-    cannot be decoded, is too old or far in the future, comes from another recommender, or names a
-    rejected model version. Predictions without a probability for some row become `UnscoredRows`.
+    cannot be decoded, or if its time is too old or far in the future. It is also unusable if it
+    comes from another recommender or names a rejected model version. Predictions without a
+    probability for some row become `UnscoredRows`.
     """
     form, since, last = rules.form, max(now - rules.max_age_seconds, 0.0), now + MAX_FUTURE_SECONDS
     rules.versions.begin_batch()

@@ -68,8 +68,8 @@ _UNITS = (
     (172_800.0, 3600.0, "h"),
     (float("inf"), 86_400.0, "d"),
 )
-"""Units for durations, ascending: the exclusive upper limit of shown durations in seconds, the
-length of the unit in seconds, and the name of the unit."""
+"""Units for durations, ascending. Each unit has the exclusive upper limit of its durations in
+seconds, its length in seconds, and its name."""
 
 
 class History(NamedTuple):

@@ -322,10 +322,7 @@ def test_lake_that_cannot_be_written_stops_with_its_name_and_keeps_file(archive,
     lake.mkdir()
     (lake / "day=2025-11-13").write_text("a file where a folder belongs")
     assert main(["--archive", str(archive), "--lake", str(lake), "--once"], {}) == 3
-    assert (
-        "part-1.parquet was not moved; it and the files sealed after it stay"
-        in capsys.readouterr().err
-    )
+    assert "part-1.parquet and the files sealed after it were not moved" in capsys.readouterr().err
     assert remaining(archive) == [NAME, OUTCOMES]
 
 
