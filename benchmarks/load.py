@@ -81,7 +81,7 @@ async def open_loop(
             from 0.
         rate: Requests per second.
         seconds: Duration of the loop in seconds.
-        seed: Seed of the times.
+        seed: Random seed for the times of the requests.
         until: Event that ends the loop before `seconds` have passed.
         timing: Clock and sleep.
     """

@@ -45,7 +45,7 @@ def _git(*arguments: str) -> str:
 
 
 def limits() -> dict[str, float]:
-    """Measure the current limits of cores, memory and disk, which takes two seconds.
+    """Measure the current limits of cores, memory and disk within two seconds.
 
     Each limit is the median of a few tries. The first limit is float32 matrix products by NumPy on
     all cores, in GFLOP/s. The second limit is a memory copy by one core, in GB/s of read and

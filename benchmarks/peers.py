@@ -240,7 +240,7 @@ class ArrayRows(Dataset[Any]):
 
 
 class PlainPytorch:
-    """Plain PyTorch as a peer (see the module's docstring)."""
+    """Peer that trains with plain PyTorch. The module's docstring describes it."""
 
     def __init__(
         self,
@@ -296,7 +296,7 @@ class PlainPytorch:
 
 
 class TorchrecExample:
-    """TorchRec as a peer (see the module's docstring).
+    """Peer that trains with TorchRec. The module's docstring describes it.
 
     The model starts from its own initial weights.
     """
@@ -409,7 +409,7 @@ class _TorchrecModel(nn.Module):
 
 
 class DeepCtr:
-    """DeepCTR-Torch as a peer (see the module's docstring).
+    """Peer that trains with DeepCTR-Torch. The module's docstring describes it.
 
     DeepCTR-Torch starts from its own initial weights: normal, with standard deviation 0.0001.
     """

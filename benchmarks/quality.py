@@ -1,4 +1,4 @@
-"""Compare the quality of a first model of few rows with peers on the same rows.
+"""Compare the quality of our first model with that of peers, all trained on the same few rows.
 
 Run by `make benchmark-quality`. Windows have 2,000, 5,000 and 20,000 rows. The rows come from the
 demo's simulator, a long-tailed simulator, and the shop in `examples/shop` (strings, user ids,

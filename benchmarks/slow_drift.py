@@ -39,8 +39,8 @@ from evergreen.contracts.criteo import CATEGORICAL
 
 _CALIBRATION_ROWS = 20_000
 _LIVES = 8
-"""Number of half-lives after which a new category is removed, at 1 / 256 of its first
-popularity."""
+"""A new category is removed after this number of half-lives. Its popularity is then 1 / 256 of the
+initial popularity."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ def counters(client: Any, model: str) -> dict[str, int]:
     Only successful requests are counted.
 
     Args:
-        client: A tritonclient of the server's gRPC.
+        client: A tritonclient that is connected to the server by gRPC.
         model: Name of the model on the server.
     """
     versions = client.get_inference_statistics(model, as_json=True)["model_stats"]

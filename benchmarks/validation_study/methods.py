@@ -3,8 +3,8 @@
 The input is two folders of raw Parquet files. There are two methods:
 
 - `ours`: the function `validate` as in a run, with default settings and rules. The earlier window
-  is validated like the rows of a first run. The model folder of this run is then the champion. If
-  any check of a feature does not pass, the feature has an alarm.
+  is validated like the rows of a first run, whose model is then the champion. If any check of a
+  feature does not pass, the feature has an alarm.
 - `TFDV`: TFDV's drift comparator on the statistics of two data frames, as in TFDV's guide. All
   features have the same threshold. For categories, the guide ("Get started", Checking data skew and
   drift) uses an L-infinity threshold of 0.01. For numbers, TFDV's guide names the Jensen-Shannon

@@ -9,8 +9,8 @@ The output is decision points and one `Backtest` per set of policies. The decisi
 that the monitor wrote over the same records, with two exceptions. First, the monitor ignored
 records that arrived after their decision point, and the archive does not show which records these
 are. Second, the monitor's settings, verdicts or training profiles may have been different. A
-backtest cannot release a model. If a backtest shows a second alarm, the simulated run after the
-first alarm did not end the drift.
+backtest cannot release a model. After a simulated run, a backtest therefore continues with the old
+scores, and the same drift can cause a second alarm.
 """
 
 import argparse

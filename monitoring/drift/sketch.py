@@ -145,7 +145,8 @@ class Layout:
     def element_cells(
         self, categorical: NDArray[np.int64]
     ) -> Iterator[tuple[int, NDArray[np.int32], Ints]]:
-        """Yield for each list: its column index, its elements' cells, and the elements per row [n].
+        """Yield for each list its column index, the cells of its elements, and the list lengths
+        [n].
 
         The cells of all rows are concatenated.
         """

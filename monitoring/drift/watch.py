@@ -66,7 +66,7 @@ class DriftWatch:
         self._reference_of, self._settings, self._features = reference_of, settings, features
         self._length = microseconds(settings.drift_bucket_seconds)
         self._open: dict[Key, Sketch] = {}
-        """Sketches by (bucket number, version)."""
+        """Sketch of each open bucket, by (bucket number, version)."""
         self._unknown: set[Key] = set()
         self._carried: dict[int, tuple[int, Sketch]] = {}
         """For each version, the merged sketch of buckets that were too small to compare, and the

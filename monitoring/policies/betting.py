@@ -307,10 +307,10 @@ def cross_wins(
     0, and their numbers ascend. All rows of a group are in one round, and a round may have no row.
 
     Args:
-        labels: 0 or 1, shape [n].
-        scores: Shape [n].
-        groups: Shape [n].
-        rounds: Shape [n].
+        labels: Label of each row, 0 or 1, shape [n].
+        scores: Score of each row, shape [n].
+        groups: Group of each row, for example its user or its request, shape [n].
+        rounds: Round of each row, shape [n].
         num_rounds: Number of rounds.
 
     Returns:

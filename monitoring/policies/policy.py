@@ -225,7 +225,7 @@ class Decision:
 
     @classmethod
     def of(cls, document: Mapping[str, Any]) -> "Decision":
-        """Return the decision of a JSON object that `document` returned."""
+        """Convert a JSON object from `document` back to a decision."""
         return cls(**{**document, "action": Action(document["action"])})
 
     def document(self) -> dict[str, Any]:

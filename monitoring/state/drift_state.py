@@ -119,7 +119,7 @@ class StoredDriftWatch:
     def shown(self, version: int | None) -> dict[str, Any] | None:
         """Return the newest report on `version`.
 
-        If there is no such report, returns the newest report on any version.
+        If `version` has no report, the newest report on any version is returned.
 
         Returns None before the first report.
         """

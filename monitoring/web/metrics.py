@@ -176,7 +176,7 @@ def _counter(
 
 
 def _gauges(*gauges: tuple[str, str, float | None]) -> Iterator[GaugeMetricFamily]:
-    """Yield one gauge without labels for each name, help text and number.
+    """Yield one gauge for each triple of name, help text and number. The gauges have no labels.
 
     A gauge has no sample if its number does not exist.
     """
