@@ -1,8 +1,8 @@
 """Measure when Triton's response cache saves time, for `make benchmark-cache`.
 
-The result depends on the cost of the model and on the hit rate. The design follows the post "How to
-build a distributed inference cache with NVIDIA Triton and Redis". The benchmark compares Triton
-without a cache and Triton with its local cache. The laptop's server has no Redis.
+The result depends on the cost of the model and on the hit rate. The question comes from the post
+"How to build a distributed inference cache with NVIDIA Triton and Redis". The benchmark compares
+Triton without a cache and Triton with its local cache. The laptop's server has no Redis.
 
 One server serves each network twice, with and without the cache. Every request is sent to the model
 with the cache and to the model without, in alternating order. A slow moment of the machine

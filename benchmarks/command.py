@@ -54,8 +54,9 @@ def benchmark_parser(name: str, description: str | None, *, quick: str) -> argpa
 def documented(flags: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Yield a document for figures, and write it to `flags.output` if the block succeeds.
 
-    Prints the machine's facts first. At the end, the function prints the figures, and a warning if
-    other work on the machine makes them doubtful. A `Spread` is written as a JSON object.
+    Prints the machine's facts first. The function prints the figures at the end. If other work on
+    the machine makes the figures doubtful, it also prints a warning. A `Spread` is written as a
+    JSON object.
     """
     facts, limits = machine.facts(), machine.limits()
     other_work, began = machine.OtherWork(), time.monotonic()

@@ -45,8 +45,8 @@ SAMPLE_SLOT_SIZES = [
     34,
 ]
 _LARGE_SLOT = 10_000
-"""Number of ids above which a slot grows with the size of the sample. A smaller slot already
-contains all of its categories."""
+"""Number of ids above which a slot grows with the size of the sample. In a smaller slot, all
+categories occur already in the sample."""
 _BIAS = -1.2
 _WEIGHT_OF_ID, _WEIGHT_OF_DENSE = 0.3, 0.2
 """Standard deviations of the weights. With 26 slots and 13 values, the Bayes-optimal AUC is about

@@ -32,8 +32,8 @@ DENSE, CATEGORICAL = [f"I{i}" for i in range(1, 14)], [f"C{i}" for i in range(1,
 NAMES = ["label", *DENSE, *CATEGORICAL]
 
 Way = Callable[[Path, Path], Callable[[], int]]
-"""Function that imports its libraries and returns the worker. The worker reads the file, writes to
-the folder, and returns the number of rows."""
+"""Function that imports the libraries of a conversion, and returns a worker. The worker reads the
+file, writes to the folder, and returns the number of rows."""
 
 
 def ours(file: Path, folder: Path) -> Callable[[], int]:
@@ -148,9 +148,9 @@ def run(way: str, file: Path, folder: Path) -> dict[str, Any]:
 
 
 def rows_of(folder: Path) -> list[tuple[Any, ...]]:
-    """Return the first and last rows of an output as numbers.
+    """Return the first and last rows of a conversion's output as numbers.
 
-    A category becomes the value of its hex digits.
+    A category is converted to the number that its hex digits represent.
     """
     table = pq.read_table(
         sorted(folder.rglob("*.parquet")),

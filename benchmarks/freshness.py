@@ -12,10 +12,10 @@ rows, which then enter the lake. If a canary is active, it is evaluated next. Af
 a policy, a run trains on the current lake. The run's release scores the rows that follow.
 
 Gains are in AUC points, where 1 point is 0.01 of AUC. A gain is the mean of hourly differences. The
-difference is computed within each hour, because different models scored different hours. The
-interval of a gain is computed by DeLong's method. The hours have no common rows, so the variances
-of the hourly differences add up. The interval covers only the uncertainty from the rows. It does
-not cover the choice of the simulator's seed.
+difference is computed for each hour separately, because different models scored different hours.
+The interval of a gain is computed by DeLong's method. The hours have no common rows, so the
+variances of the hourly differences add up. The interval covers only the uncertainty from the rows.
+It does not cover the choice of the simulator's seed.
 """
 
 import math

@@ -140,7 +140,7 @@ def gate_decision(rows: PlantedRows) -> str:
 
 
 def rounds(repeats: int, *, seed: int) -> list[dict[str, Any]]:
-    """Return the share of candidates that were released within a day, by lineage.
+    """Simulate lineages of runs, and return how many candidates were released within a day.
 
     In each lineage, every candidate is worse by the same amount.
     """

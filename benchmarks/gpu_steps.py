@@ -1,11 +1,11 @@
 """Define the steps of `benchmarks.gpu`.
 
-Steps run on the GPU. Without a GPU, steps run on the CPU at a tiny size.
+Each step runs on the GPU. Without a GPU, each step runs on the CPU with tiny inputs.
 
 A rate is measured over complete passes over rows in memory, in batches of `BATCH` rows, after a
-warm-up pass. Our engine gathers its batches on the CPU while the GPU computes, and sorts their keys
-on the GPU. Plain PyTorch and TorchRec get shuffled batches in pinned memory, which makes them
-faster. All three engines train the same `nn.Module`.
+warm-up pass. While the GPU computes, the CPU gathers the next batches of our engine. The keys of a
+batch are sorted on the GPU. Plain PyTorch and TorchRec get shuffled batches in pinned memory, which
+makes them faster. All three engines train the same `nn.Module`.
 """
 
 import contextlib
@@ -52,8 +52,8 @@ QUICK_TABLES = {"1.2M": 150_000, "10M": 200_000, "100M": 300_000}
 BATCH, STEPS, PASSES = 65_536, 16, 4
 QUICK_BATCH, QUICK_STEPS, QUICK_PASSES = 512, 3, 2
 RATE_TARGET, BOUND_TARGET = 3_000_000, 0.6
-"""Target of the sample network: these rows per second, or this share of the hardware's bound if
-the share is lower."""
+"""Targets of the sample network: rows per second, and share of the hardware's bound. The lower of
+the two rates counts."""
 MIG_GIB = (5, 10, 20, 40, 80)
 RATE = 0.001
 
@@ -351,7 +351,7 @@ def over_passes(work: Callable[[int], int], sizes: GpuSizes) -> Spread:
 
 
 def train(engine: PytorchEngine, rows: Rows, *, batch: int, number: int) -> int:
-    """Train our engine for one pass, in the random order of that pass."""
+    """Train our engine for one pass over the rows in random order."""
     engine.train(
         rows, np.random.default_rng(number).permutation(len(rows)), batch_size=batch, seed=number
     )

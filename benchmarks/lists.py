@@ -3,8 +3,8 @@
 Run by `make benchmark-lists`. ONNX Runtime runs three graphs one after the other, without a server.
 The first graph has 26 columns. The second graph adds a list of up to 20 elements of the first
 column, pooled by mean. The third graph adds 20 flat columns with their own vocabularies. The list
-adds one vector to the network's input, and the flat columns add 20. Prints the time of a response,
-and writes all figures as JSON.
+adds one vector to the network's input, and the flat columns add 20 vectors. Prints the time of a
+response, and writes all figures as JSON.
 """
 
 import sys

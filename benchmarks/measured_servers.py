@@ -62,7 +62,7 @@ Scores = NDArray[np.float32]
 
 
 class Unanswered(PermanentError):
-    """A request failed. The message contains the reason."""
+    """A server did not score a request. The message contains the reason."""
 
 
 class GrpcCaller:

@@ -50,7 +50,7 @@ record, but a check of every tenth record is enough to show its false alarms."""
 
 @dataclass(frozen=True)
 class PolicyCase:
-    """Streams of one click rate."""
+    """Length of the streams for one click rate."""
 
     traffic: ClickTraffic
     window_step: int

@@ -90,7 +90,7 @@ _PARTITION_ROWS = 65_536
 
 
 class PreprocessingBench:
-    """Folders of a benchmark: two windows, a registry with the first window's model, and output."""
+    """Folders for two windows, for a registry with the first window's model, and for output."""
 
     def __init__(self, folder: Path, num_rows: int) -> None:
         """Write the windows, and fit the model."""
@@ -198,7 +198,7 @@ def engines(bench: PreprocessingBench, rounds: int) -> dict[str, Any]:
 def memory(bench: PreprocessingBench, rounds: int) -> dict[str, Any]:
     """Measure the peak memory for the rows, and for four times as many rows.
 
-    Both measurements use the same partition size.
+    Both runs use the same partition size.
     """
     larger = raw_windows.write_window(
         bench.folder / "larger", 4 * bench.num_rows, seed=4, is_later=True

@@ -34,7 +34,7 @@ CLICKED_EACH = 30
 
 
 class Nothing:
-    """Publisher that publishes nothing."""
+    """Publisher that drops all records."""
 
     def add(self, prediction: PredictionBatch) -> bool:
         """Accept the record without publishing it."""

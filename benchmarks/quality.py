@@ -8,11 +8,11 @@ evaluation rows. Our model uses preprocessing's vocabularies and training's `fit
 of the recommender's file. Each figure is a mean over seeds, with minimum and maximum. A seed draws
 new rows and initial weights. The Bayes-optimal AUC is the AUC of the true click probabilities.
 
-The choice of variants favours both peers. DeepCTR-Torch runs one, two and three passes, in batches
-as small as ours. LightGBM builds 25, 50, 100 and 200 trees, otherwise with its defaults. For each
-peer, only the variant with the lowest log loss on the evaluation rows counts. The seconds of the
-other variants are left out. DeepCTR-Torch gets the encoded rows. LightGBM gets the raw numbers with
-their gaps, the ids as categories, and for each list the counts of its ids.
+The choice of variants favours both peers. DeepCTR-Torch runs one, two and three passes, with our
+batch size. LightGBM builds 25, 50, 100 and 200 trees, otherwise with its defaults. For each peer,
+only the variant with the lowest log loss on the evaluation rows counts. The seconds of the other
+variants are left out. DeepCTR-Torch gets the encoded rows. LightGBM gets the raw numbers with their
+gaps, the ids as categories, and for each list the counts of its ids.
 """
 
 import sys
@@ -204,7 +204,7 @@ def _deepctr(
 
 
 def lightgbm_table(raw: SimulatedRows, rows: Rows, features: Features, *, sizes: list[int]) -> Any:
-    """Return a table with the numbers, the categories, and the count of each list id."""
+    """Return a table with the numeric columns, the categories, and the counts of list ids."""
     from scipy.sparse import csr_matrix, hstack
 
     plain = np.hstack([raw.dense, rows.ids[:, : len(features.categorical)]])

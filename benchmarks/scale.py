@@ -3,7 +3,7 @@
 `python -m benchmarks.scale` writes lakes of 100,000 to 20 million rows. On each lake, extraction,
 validation, preprocessing and the training of a first model run as processes. The figures are
 processor seconds, peak anonymous memory of the step and its children, and bytes left on disk
-(docs/kubernetes/scale.md). The rows are narrow, with two numbers and three categories. The column
+(docs/kubernetes/scale.md). Each row is narrow, with two numbers and three categories. The column
 `user` has a key per 20 rows. A line through the two largest windows extrapolates to a billion rows.
 
 The cost of a key is measured separately: in counting and admitting, in encoding, and in the served

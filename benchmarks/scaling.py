@@ -78,7 +78,8 @@ bandwidth of 200 Gbit/s per GPU."""
 def exchanged_bytes(workers: int, rows_per_worker: int) -> float:
     """Return the bytes that a worker sends per row.
 
-    A worker sends lookups, vectors with their gradients, and dense gradients.
+    A worker sends the ids to look up, the vectors and their gradients, and the gradients of dense
+    weights.
 
     >>> exchanged_bytes(1, 1024)
     0.0
@@ -91,7 +92,7 @@ def exchanged_bytes(workers: int, rows_per_worker: int) -> float:
 
 
 def rows_per_second(workers: int, rows_per_worker: int, *, device: Device, network: Links) -> float:
-    """Return the model's rows per second for a number of workers."""
+    """Return the rows per second that the cost model predicts for a number of workers."""
     exchange = network.seconds_per_step + rows_per_worker * exchanged_bytes(
         workers, rows_per_worker
     ) / (network.bytes_per_second)

@@ -98,7 +98,7 @@ def _seconds_of_requests(
 
 
 def _settled(client: Any, model: str) -> tuple[int, float]:
-    """Wait until the last warm-up request is counted, and return the result of `_worked`."""
+    """Wait until the server has counted the last warm-up request, and return `_worked()`."""
     began, before = time.monotonic(), _worked(client, model)
     while time.monotonic() < began + COUNTED_SECONDS:
         time.sleep(0.05)

@@ -1,9 +1,9 @@
 """Create the served workflow, models and requests of the serving benchmark.
 
-The workflow is fitted on rows of the demo's simulator, so the reference and our graph must give
-equal scores. The models have the demo's shape and random weights, because speed does not depend on
-training. The expected scores come from NumPy, with `FeatureWorkflow` and the network as in the
-papers.
+The workflow is fitted on rows of the demo's simulator. All servers must give equal scores, because
+they use this workflow. The models have the demo's shape and random weights, because speed does not
+depend on training. The expected scores come from NumPy, with `FeatureWorkflow` and the network as
+in the papers.
 """
 
 from dataclasses import replace
@@ -50,7 +50,7 @@ def drawn_features(simulator: Simulator, num_rows: int, seed: int) -> FeatureRow
 
 
 class Models:
-    """One fitted workflow, and any number of models with it.
+    """Models that share one fitted workflow.
 
     Args:
         folder: Folder for all files of the benchmark. The model registry is in its `store`.

@@ -245,8 +245,9 @@ async def release_under_load(
 ) -> dict[str, Any]:
     """Release a model during an open loop, and later load the echo model again on the same server.
 
-    The echo model computes nothing, but Triton starts as many processes for it as for a version. No
-    release on this machine can therefore have lower latencies than a load of the echo model.
+    The echo model computes nothing, but Triton starts as many processes for it as for a version.
+    Latencies during a load of the echo model are therefore a lower bound for a release on this
+    machine.
 
     Returns the figures of the release, and the ratio for the echo model as `echo_ratio`.
     """

@@ -2,13 +2,13 @@
 
 A run executes extraction, preprocessing, training, evaluation and deployment with their defaults.
 Each step runs in its environment, as a fork of a process that has already imported the libraries
-(`testing.warm_steps`). Validation runs only in the first run. Later runs use the validation
-report of the first run, because training only stores the report.
+(`testing.warm_steps`). Validation runs only in the first run. Later runs use the validation report
+of the first run, because training only stores the report.
 
-The released graphs score the traffic as the traffic plan defines. One arm scores each request for
+The traffic plan determines which released graph scores a request. One arm scores each request for
 users, and the other arm scores it as shadow traffic. `controller.canary` evaluates the canary over
-the rows that both arms scored. No server runs, so both arms count as equally fast and without
-errors. `benchmarks.freshness` decides when runs happen.
+the rows that both arms scored. No server runs, so the canary and the live model count as equally
+fast and without errors. `benchmarks.freshness` decides when runs happen.
 """
 
 import os

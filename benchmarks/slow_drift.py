@@ -68,17 +68,17 @@ class SlowDrift:
     """Share of rows that have a new category in these columns. The popularity of new categories
     decreases with their age."""
     new_category_half_life_hours: float = 12.0
-    """Hours in which a new category loses half of its popularity."""
+    """Half-life of the popularity of a new category, in hours."""
     step_minutes: float = 15.0
     """Length of a step, within which all properties are constant."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SimulatorSnapshot:
-    """The simulator at one hour."""
+    """State of the simulator at one hour."""
 
     hours: float
-    """Start of the requested step in hours."""
+    """Start of the step in hours."""
     tables: Tables
     strength: float
     bias: float
@@ -102,7 +102,7 @@ class SimulatorSnapshot:
 
 @dataclass(frozen=True, kw_only=True)
 class DriftingSimulator:
-    """A simulator and its drift."""
+    """Simulator of slow drift."""
 
     simulator: Simulator
     """Simulator with the fixed part of the weights and the mean of the frequencies."""

@@ -59,7 +59,7 @@ def named(value: Any) -> Any:
 
 
 INTERVAL = "[95 %]"
-"""Suffix that marks the unit of a share. The minimum and maximum of a share's figure are its 95 %
+"""Suffix that marks the unit of a share. For a share, minimum and maximum are the ends of its 95 %
 interval."""
 
 

@@ -47,7 +47,7 @@ from inference_client.rows import FeatureRows
 
 _ROWS, _QUICK_ROWS, _WIDTH = 10_000_000, 1_000_000, 16
 _ROUNDS, _SECONDS = 7, 0.5
-"""Number of rounds, and seconds for each number type and batch size."""
+"""Number of rounds, and seconds per round for each number type and batch size."""
 _NUM_REQUEST_ROWS = 65_536
 SERVED_MODEL = REPOSITORY / "evergreen/serving/served_model.py"
 IN_PROCESS, TRITON = "onnxruntime", "triton"

@@ -7,7 +7,7 @@ PARTS = ("queue", "compute_input", "compute_infer", "compute_output")
 
 
 def counters(client: Any, model: str) -> dict[str, int]:
-    """Return the requests and cache hits since the model was loaded, and each part's nanoseconds.
+    """Return requests, cache hits, and nanoseconds per part since the model was loaded.
 
     Only successful requests are counted.
 

@@ -1,8 +1,8 @@
 """Main loop of the monitor: the order of steps.
 
-One iteration pulls, stores and acknowledges messages, and matures due rows. The same iteration then
-archives, measures, decides and advances the retraining. `monitoring.metrics` computes the numbers,
-`monitoring.policies.evaluation` decides, `monitoring.retraining` acts on decisions, and
+One iteration pulls, stores and acknowledges messages, and matures due rows. After that, the
+iteration archives, measures, decides and advances the retraining. `monitoring.metrics` computes the
+numbers, `monitoring.policies.evaluation` decides, `monitoring.retraining` acts on decisions, and
 `monitoring.state.store` stores records. Everything runs in one thread except the HTTP server. The
 evaluator's state is stored in the database, and each decision is written once to the journal.
 """
@@ -70,7 +70,7 @@ class _StoredEvaluator:
         journal: Journal,
         checkpoint: Callable[[str], None] = no_checkpoint,
     ) -> None:
-        """Read the predecessor's state. Call `restore` next.
+        """Read the predecessor's state. The caller must call `restore` next.
 
         See `monitoring.monitor.Monitor` for the arguments.
         """
@@ -87,15 +87,15 @@ class _StoredEvaluator:
         )
         self._newest: DecisionPoint | None = None
         self._unwritten: list[DecisionPoint] = []
-        """Decision points that could not be written yet. No run starts from an unwritten
-        decision."""
+        """Decision points that could not be written to the journal yet. A decision must be written
+        before a run starts from it."""
 
     def restore(self, requests: MaturedRequests | None) -> None:
         """Restore the stored matured requests and the predictions after the last decision point.
 
         The newest stored requests may have matured after the evaluator's state was last written.
-        The evaluator treats these requests as new. Requests that were too late for their decision
-        point therefore stay excluded.
+        The evaluator treats these requests as new. Requests that matured too late for their
+        decision point therefore stay excluded.
         """
         if requests is not None:
             num_new = 0 if self._cursor is None else self._store.num_matured_after(self._cursor)
@@ -208,7 +208,7 @@ class _Measurements:
             kpis = measure_version(version, self.windows)
             measured.append(replace(kpis, conversion_rate=conversion_rates.get(version)))
             self._measured[version] = self._clock(), measured[-1]
-        # Keep only the versions in the windows, because a monitor runs for months.
+        # Drop versions that are no longer in the windows, because a monitor runs for months.
         self._measured = {
             version: each
             for version, each in self._measured.items()
@@ -289,7 +289,7 @@ _TIMELINE_COUNTERS = (
 
 
 class Monitor:
-    """One monitor of one log.
+    """Monitor of one event log.
 
     Args:
         settings: Settings of the process and its rules.
@@ -722,7 +722,7 @@ class Monitor:
         self._decision_text = f"{decision.action.value}: {decision.reason}"
 
     def _close_drift(self) -> None:
-        """Pass the ended drift buckets to the evaluator, and store the open buckets."""
+        """Pass the reports of closed drift buckets to the evaluator, and store the open buckets."""
         read_up_to = self._read_up_to
         # Clients publish after the event, so the last predictions of a bucket may arrive after the
         # watermark passed its end.
@@ -777,7 +777,7 @@ class Monitor:
     def _set_apart_ahead(self, now: float) -> None:
         """Set apart the rows whose times are too far in the future.
 
-        Rows with future times were accepted while the monitor's clock was wrong.
+        Such rows were accepted while the monitor's clock was wrong.
         """
         ahead = now + MAX_FUTURE_SECONDS
         while (

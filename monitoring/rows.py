@@ -15,7 +15,7 @@ epoch."""
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Waiting(Requests):
-    """Stored predictions without final labels."""
+    """Stored predictions that have no final labels yet."""
 
     numbers: NDArray[np.int64]
     """Number that identifies each prediction in the state, shape [m]."""
@@ -28,7 +28,7 @@ class Waiting(Requests):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class MaturedRequests(Waiting):
-    """Requests with labels.
+    """Requests with the labels of their rows.
 
     The labels are final, except if the caller requested the labels known so far.
     """

@@ -29,7 +29,7 @@ class RecordSettings:
     """Maximum seconds from a prediction to a conversion that is included in the conversion rate. 0
     = conversions are archived, but no rate is computed."""
     archive_roll_rows: int = 50_000
-    """Matured rows of a full archive file."""
+    """Number of matured rows in a full archive file."""
     archive_roll_seconds: float = 300.0
     """Maximum wait of a matured row for its archive file, in seconds."""
     tick_seconds: float = 1.0

@@ -90,7 +90,7 @@ class UploaderSettings:
 
 
 class _Unreadable(TemporaryError):
-    """An archive file that cannot be read. All other files are moved."""
+    """An archive file cannot be read. All other files are moved."""
 
 
 def _read(source: Path) -> tuple[str, int]:

@@ -1,8 +1,8 @@
 """Serve the graph under FastAPI and uvicorn.
 
 `python -m benchmarks.serving_peers.web_server MODEL_ONNX PORT` runs one process with one thread of
-ONNX Runtime, like one instance in Triton. `/score` takes the bytes of both tensors, one after the
-other, because JSON would be slower.
+ONNX Runtime, like one instance in Triton. A request to `/score` contains the bytes of both tensors
+one after the other, because JSON would be slower.
 """
 
 import sys

@@ -23,9 +23,9 @@ from typing import Any
 from evergreen.contracts.criteo import CATEGORICAL, CRITEO_RECOMMENDER, DENSE, FEATURES
 
 Method = Callable[[Path, Path], "dict[str, list[str]]"]
-"""Function that receives the folders of the earlier and the later window. For each setting of the
-method, the function returns the features with an alarm. Both folders have the same parent, and the
-function may write into the parent."""
+"""Function that compares two windows, and returns the features with an alarm by setting of the
+method. The arguments are the folders of the earlier and the later window. Both folders have the
+same parent, and the function may write into the parent."""
 
 OURS, TFDV = "ours", "TFDV"
 THRESHOLDS = {"TFDV, threshold 0.01": 0.01, "TFDV, threshold 0.3": 0.3}

@@ -117,7 +117,7 @@ def show(
 
     Args:
         series: Pairs of windows of one kind.
-        number: Part of the random seed, different for each series.
+        number: Number that is part of the random seed. Each series needs a different number.
         simulator: Simulator of the rows.
         methods: Methods by name.
     """

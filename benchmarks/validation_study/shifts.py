@@ -54,7 +54,7 @@ def draw_window(
     drawn = simulator.draw(rows, random)
     if requests == INDEPENDENT:
         return DrawnWindow(drawn, np.arange(rows))
-    # `rows` requests are always enough, because each request has at least one row.
+    # `rows` requests are always enough for `rows` rows, because each request has at least one row.
     sizes = (
         random.geometric(1 / ROWS_PER_REQUEST, rows)
         if requests == UNEQUAL
@@ -113,8 +113,7 @@ def write_window(window: DrawnWindow, folder: Path, *, name: str) -> None:
 
 NULL_SHARE, MEAN_SHIFT, UNIT = 0.1, 0.2, np.float32(1000.0)
 MAX_SHARE = 0.3
-"""Maximum share of the category that `double_category` doubles. The most frequent category with a
-smaller share is chosen."""
+"""`double_category` doubles the most frequent category whose share is at most this value."""
 
 
 class Shift(NamedTuple):
@@ -130,7 +129,7 @@ class Shift(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Name for people."""
+        """Name that is shown in tables."""
         return f"{self.kind}: {', '.join(self.columns)}"
 
 

@@ -15,8 +15,8 @@ decisions are computed by `monitoring.backtest.backtest`.
 A decision also depends on predictions up to nearly one attribution window after its decision point,
 because these predictions show which version served. The archive contains a prediction only after it
 has matured. An incident that is recorded before these predictions have matured is incomplete. The
-manifest contains the time up to which the incident is complete. The replay lists the decisions
-after this time, which cannot be compared.
+manifest contains the time up to which the incident is complete. Decisions after this time cannot be
+compared, and the replay lists them.
 """
 
 import argparse

@@ -4,8 +4,8 @@
 are not compared. The score is an additional column. The histogram of the scores is compared with
 the histogram of the holdout rows.
 
-A record does not name its user, so rows of one user in several requests are treated as independent.
-If few users make most requests, the rate of false alarms is above the setting.
+Rows are not grouped by user. Rows of one user in several requests are therefore treated as
+independent. If few users make most requests, the rate of false alarms is above the setting.
 """
 
 from dataclasses import dataclass, replace
@@ -22,8 +22,8 @@ class DriftReport:
     """Comparison of one closed bucket of one version."""
 
     bucket_start: float
-    """Event time in seconds since the epoch. If small buckets were merged, this is the start of the
-    first merged bucket."""
+    """Event time in seconds since the epoch. The value for merged buckets is the start of the first
+    bucket."""
     bucket_end: float
     version: int
     rows: int

@@ -76,7 +76,7 @@ class Layout:
         sizes += [len(_values(known[name])) + 1 for name in self._categorical]
         sizes += [len(reference.scores.counts)] if reference.scores else []
         self.starts = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
-        """First cell of each column, and at the end the number of cells."""
+        """Index of the first cell of each column. The last entry is the number of cells."""
         self.column_of = np.repeat(np.arange(len(sizes)), sizes)
         """Column of each cell, shape [cells]."""
         self.digest = _digest(reference)
@@ -111,7 +111,7 @@ class Layout:
     ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
         """Select from a batch the columns that the training rows have.
 
-        `dense` has shape [n, d], and `categorical` [n, slots].
+        The arrays `dense` and `categorical` have the shapes [n, d] and [n, slots].
         """
         return self._columns.rows(dense, categorical)
 
@@ -145,8 +145,7 @@ class Layout:
     def element_cells(
         self, categorical: NDArray[np.int64]
     ) -> Iterator[tuple[int, NDArray[np.int32], Ints]]:
-        """Yield for each list its column index, the cells of its elements, and the list lengths
-        [n].
+        """Yield for each list the column index, the cells of elements, and the list lengths [n].
 
         The cells of all rows are concatenated.
         """
@@ -165,8 +164,8 @@ class Layout:
         import pyarrow.compute as pc
 
         listed, cells = self._listed[number]
-        # A hash table takes half the time of np.searchsorted. With np.searchsorted, this step took
-        # a fifth of the monitor's time.
+        # A hash table takes half the time of np.searchsorted. With np.searchsorted, the look-up
+        # took a fifth of the monitor's time.
         indexes = pc.index_in(pa.array(values), value_set=listed).fill_null(len(listed))
         found: NDArray[np.int32] = cells[indexes.to_numpy()]
         return found
@@ -284,7 +283,7 @@ class Sketch:
         """Restore a sketch that `state_dict()` saved, with the same layout.
 
         Raises:
-            ValueError: The arrays of the saved sketch have other sizes.
+            ValueError: The array sizes of the saved sketch do not match the layout.
         """
         sketch = cls(layout)
         sketch.rows = saved["rows"]

@@ -57,8 +57,8 @@ class DriftWatch:
         """Start without records.
 
         Args:
-            reference_of: Returns a version's training profile, or None. The function is called
-                again for each new bucket.
+            reference_of: Returns a version's training profile, or None. The watch calls this
+                function again for each new bucket.
             settings: A bucket length of 0 turns the watch off.
             features: Columns of the predictions. None = the columns of each version's training rows
                 are used.
@@ -74,7 +74,7 @@ class DriftWatch:
         self._layouts: dict[int, Layout] = {}
         self._closed_up_to: float | None = None
         self._deferred_from: int | None = None
-        """First deferred bucket number. Rows in this and later buckets are not counted until
+        """Number of the first deferred bucket. Rows of deferred buckets are not counted until
         `resume`."""
         self.passed_over: Counter[str] = Counter()
         """Number of rows that no report contains, by reason: `late`, `no_reference` (no reference

@@ -71,7 +71,7 @@ _NO_WINDOW = {
     "clicks": 0,
     "window_version": None,
 }
-"""Numbers of a decision if the window has no row of the decided version."""
+"""Numbers in a decision about a version that has no row in the window."""
 _OF_TESTS = ("auc", "sums", "low", "high")
 """Keys of a version's state that are used by the statistical tests only."""
 _UNDER, _OVER, _RATE = (
@@ -82,7 +82,9 @@ _UNDER, _OVER, _RATE = (
 
 
 def mixture_evidence(total: float, squares: float) -> float:
-    """Return the evidence that terms have a mean above 0. The evidence is 1 if there are no terms.
+    """Return the evidence that the terms of a sum have a mean above 0.
+
+    The evidence is 1 if there are no terms.
 
     If the mean is at most 0, the probability that the evidence ever reaches 1 / alpha is about
     alpha, under any number of looks. The evidence is a mixture of exp(l * total - l^2 * squares /
@@ -222,8 +224,8 @@ class BakingPolicy:
     def _add_terms(self, rows: MaturedRows, state: Mapping[str, Any]) -> dict[str, list[float]]:
         """Return the sums of the tests, updated with `rows`.
 
-        Each test has three sums: of the excess over its limit, of the squared excess, and of the
-        clicks or expected clicks.
+        Each test has three sums: the excess over its limit, the squared excess, and the clicks or
+        expected clicks.
         """
         ratio, least_rate = self._settings.max_calibration_ratio, state["least_rate"]
         clicks = np.bincount(rows.groups, rows.labels)
@@ -266,7 +268,7 @@ class BakingPolicy:
 
 
 def _check(name: str, evidence: float, enough: float) -> Check:
-    """Return the check of one test, which fails if the evidence reaches `enough`."""
+    """Return the check of one test. The check fails if the evidence reaches `enough`."""
     result = FAIL if evidence >= enough else INCONCLUSIVE if evidence >= _SUSPICION else PASS
     return Check(name=name, value=evidence, limit=enough, bound=BELOW, result=result)
 

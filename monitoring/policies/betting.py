@@ -104,7 +104,7 @@ class Rounds:
     def add(self, rows: MaturedRows) -> tuple[list[float], list[float]]:
         """Add `rows`, and return the payoff and the number of clicks of each newly completed round.
 
-        Rounds in which no pair is possible are skipped.
+        Rounds without any pair are skipped.
         """
         plan = self._plan_round()
         self._count_rows(rows)
@@ -263,8 +263,7 @@ class Trail:
 
     value: float = 1.0
     since: float | None = None
-    """Event time in seconds. The product includes only rows after `since`. None if the product is
-    1."""
+    """Event time in seconds after which the rows of the product begin. None if the product is 1."""
     shown_at: float | None = None
     """Event time of the newest row when the product first reached the threshold of an alarm, or
     None."""

@@ -352,9 +352,9 @@ class _ServingTimeline:
 
     def __init__(self, span: int, ahead: int) -> None:
         self._span, self._ahead = span, ahead
-        # For each future decision point: the versions that answered since the previous decision
-        # point, with the times of their first and last prediction. The number of entries does not
-        # grow with the traffic.
+        # Versions with predictions between the previous decision point and each future decision
+        # point, with the times of first and last prediction. The number of entries does not grow
+        # with the traffic.
         self._seen: dict[int, dict[int, tuple[int, int]]] = {}
         self.lineage: list[tuple[int, int]] = []
         """The last serving version and its predecessors, ascending. Each version has the
@@ -381,7 +381,7 @@ class _ServingTimeline:
 
         Clients publish a prediction a little after its event time, so its decision point may have
         passed. A prediction that is newer than all known predictions is then used at the next
-        decision point. Any other such prediction is ignored.
+        decision point. If it is not newer, it is ignored.
 
         Args:
             times: Microseconds, shape [m].

@@ -43,7 +43,10 @@ NO_ROWS = MaturedRows(
 
 @dataclass(frozen=True, kw_only=True)
 class Baseline:
-    """The gate's AUC of a version and the end of its training data, from the registry."""
+    """AUC of a version in the gate, and the end of the version's training data.
+
+    Both come from the registry.
+    """
 
     auc: float | None = None
     """AUC over the holdout rows. If the gate measured no AUC, `auc`, `low` and `high` are None."""
@@ -60,18 +63,18 @@ class Baseline:
 
 @dataclass(frozen=True, kw_only=True)
 class Predecessor:
-    """Measurements of the previous version at the time when the new version began to serve."""
+    """Measurements of the previous version, made when the new version began to serve."""
 
     auc_low: float | None
-    """AUC over the predecessor's last window: lower end of its 95 % interval, or None if it has no
-    interval."""
+    """Lower end of the 95 % interval of the AUC over the predecessor's last window. None if there
+    is no interval."""
     click_rate: float | None
     """Clicks per row in the predecessor's last window."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FeatureDrift:
-    """Result of `monitoring.drift` for one closed bucket of predictions."""
+    """Drift report on one closed bucket of predictions, as evidence for a policy."""
 
     bucket_end: float
     """Event time in seconds since the epoch."""
@@ -160,7 +163,7 @@ def without_oldest(of_versions: Mapping[str, T], *, needed: Collection[int]) -> 
 
     Args:
         of_versions: Value of each version. The keys are version numbers as text, as in JSON.
-        needed: Versions that are never dropped.
+        needed: Versions that must not be dropped.
 
     >>> known = {str(version): version for version in range(1, 10)}
     >>> without_oldest(known, needed=[1]).keys() >= {"1", "3", "9"}

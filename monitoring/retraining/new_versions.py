@@ -70,7 +70,7 @@ class _UnusableRows:
     def is_enough(self) -> bool:
         """Return whether the rows are too many and too spread out to come from a short burst.
 
-        Any client with publish permission can forge a short burst of rows.
+        A client with publish permission could publish a short burst of rows on purpose.
         """
         return (
             self.rows >= MIN_UNUSABLE_ROWS

@@ -54,7 +54,8 @@ class RunProgress:
     upload_deadline: float = 0.0
     next_try_at: float = 0.0
     awaited: tuple[str, ...] = ()
-    """Files that were sealed when the archive was flushed. Later files belong to the next run."""
+    """Files that were sealed when the archive was flushed. Files that are sealed later belong to
+    the next run."""
     obstacle: str = ""
     """The last reported obstacle, `busy` or `unreachable`. Each obstacle is reported once."""
     started_at: float = 0.0

@@ -1,8 +1,9 @@
 """Limit the model versions that predictions may name.
 
-The versions in the promotion journal are always accepted, and at most `MAX_OTHERS` other versions a
-day. The limit exists because every version has its own windows, drift buckets and state. Without a
-limit, a client that invents version numbers could slow the monitor down by minutes.
+Versions in the promotion journal are always accepted. At most `MAX_OTHERS` other versions are
+accepted per day. The limit exists because every version has its own windows, drift buckets and
+state. Without a limit, a client that invents version numbers could slow the monitor down by
+minutes.
 """
 
 from collections.abc import Callable, Collection, Iterable
@@ -40,7 +41,7 @@ class AdmittedVersions:
         self._others: dict[int, float] = {int(version): float(at) for version, at in others.items()}
         self._known: frozenset[int] | None = None
         self.now: set[int] = set(self._others)
-        """Versions that need no further check."""
+        """Accepted versions. Predictions of other versions are checked."""
 
     def begin_batch(self) -> None:
         """Read the promotion journal again when the next unknown version occurs.

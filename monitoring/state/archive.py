@@ -51,8 +51,8 @@ from monitoring.state.store import AHEAD_FOLDER, StateStore, bytes_of_row
 logger = logging.getLogger(__name__)
 
 _FILE_BYTES = 48 << 20
-"""Maximum bytes of numbers and ids in one file, unless a single part is larger. Several copies are
-in memory while the file is written."""
+"""Maximum bytes of numbers and ids in one file, unless a single part is larger. While a file is
+written, several copies of its rows are in memory."""
 _OF_ROWS = (pa.ArrowException, ValueError, TypeError, LookupError, ArithmeticError, MemoryError)
 """Errors caused by the rows of a file, or by their size. Disk errors are OSErrors."""
 
@@ -199,8 +199,8 @@ class Archive:
             folder: Folder of the archive.
             store: The monitor's state.
             features: Columns of the recommender.
-            roll_rows: Number of rows after which a file is written. A file of wide rows has fewer
-                rows.
+            roll_rows: Number of rows after which a file is written. A file has fewer rows if its
+                rows are wide.
             roll_seconds: Maximum time in seconds until a row or an outcome is written to a file.
             keep_rows: Number of archived rows, newest first, that stay in the state to fill each
                 version's window. Rows after `decided_until` in the document `evaluator` also stay,
@@ -242,7 +242,8 @@ class Archive:
         """Write the files that are full or overdue.
 
         Raises:
-            TemporaryError: The disk is full or a write failed. The next call continues from there.
+            TemporaryError: The disk is full or a write failed. The next call writes the remaining
+                files.
         """
         self._finish_intended()
         store, written = self._store, list[ArchivedPart]()
@@ -411,5 +412,5 @@ def set_apart_text(name: str, number: int, reason: str) -> str:
 
 
 def _kind_of(name: str) -> str:
-    """Return the prefix of the file's checkpoints."""
+    """Return the prefix for the names of the file's checkpoints."""
     return "outcomes" if holds_outcomes(name) else "archive"

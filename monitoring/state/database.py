@@ -345,7 +345,7 @@ class FileTables(Database):
     def oldest_unarchived(self, max_rows: int) -> list[Unarchived]:
         """Return the oldest parts of matured requests that are in no archive file.
 
-        Returns at least one part if there is any, and then as many as fit into `max_rows`.
+        Returns as many parts as fit into `max_rows`, but at least one part if there is any.
         """
         chosen: list[Unarchived] = []
         num_rows = 0
@@ -573,7 +573,7 @@ class FileTables(Database):
     ) -> None:
         """Delete archived requests, but keep the newest rows of each of the newest versions.
 
-        The ids of deleted requests stay. A part is deleted completely or not at all. At most
+        Ids of deleted requests are not deleted. A part is deleted completely or not at all. At most
         `MAX_VERSIONS * keep_rows` rows stay. Without this limit, the parts of a rare version could
         keep many rows of other versions.
         """

@@ -1,4 +1,4 @@
-"""Persist the drift watch of one monitor, and report its results.
+"""Persist a monitor's drift watch, and report the results of the watch.
 
 The input is stored predictions and the watermark. The output is events, counters, the page's
 report, and evidence for the decisions. The watch's state and the number of the last observed

@@ -68,7 +68,7 @@ class IntakeRules(NamedTuple):
 
 
 def read_records(payloads: Sequence[bytes], rules: IntakeRules, *, now: float) -> Intake:
-    """Decode messages, and check the values that their encoding does not check.
+    """Decode messages, and check values beyond the checks of the decoder.
 
     An unusable message must not stop the monitor at a later step. A message is unusable if it
     cannot be decoded, or if its time is too old or far in the future. It is also unusable if it
@@ -133,7 +133,7 @@ def _expect_usable(record: Record, rules: IntakeRules, *, now: float) -> None:
         )
     if isinstance(record, PredictionBatch):
         rules.versions.expect(record.model_version)
-    # The minimum is NaN if any score is NaN, and the comparison is then false.
+    # If any score is NaN, the minimum is NaN, and a comparison with NaN is false.
     if isinstance(record, PredictionBatch) and not np.minimum.reduce(record.scores) >= 0:
         rows = int(np.isnan(record.scores).sum())
         raise UnscoredRows(request_id=record.request_id, version=record.model_version, rows=rows)

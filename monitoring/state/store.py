@@ -68,8 +68,8 @@ _OF_RECORDS = (
 STORE_FILE = "monitor.db"
 """File name in the state folder."""
 _RATED_REQUESTS = 20_000
-"""The conversion rates cover this number of newest requests over all versions. Requests whose
-conversion window is still open are not included."""
+"""Maximum number of requests in the conversion rates. The newest requests of all versions together
+are used. Requests whose conversion window is still open are not included."""
 _BLOCK_BYTES = 16 << 20
 """Maximum bytes of numbers in a block, unless a single request is larger. A block is always read
 completely."""
@@ -314,7 +314,10 @@ class StateStore(FileTables):
         return _first_of(found, limit, max_rows) if found else None
 
     def _waiting_block(self, first: int, packed: bytes) -> Waiting:
-        """Return a block without its features. A corrupt block is rebuilt from its rows."""
+        """Return a block without its features.
+
+        If the block is corrupt, it is rebuilt from its rows.
+        """
         try:
             return unpack(Waiting, packed, first)
         except CorruptBlock as error:
@@ -576,7 +579,9 @@ class StateStore(FileTables):
     def _store_late(
         connection: sqlite3.Connection, late: Sequence[LateOutcome], now: float
     ) -> None:
-        """Store outcomes for the outcome files, and keep the earliest per (request, row, event).
+        """Store outcomes for the outcome files.
+
+        Only the earliest outcome per (request, row, event) is stored.
 
         If an outcome is earlier than the stored outcome of the same key, it goes into a new file. A
         new file is also needed if the stored outcome is already archived.
@@ -606,8 +611,8 @@ class StateStore(FileTables):
         """Delete records that were stored before a time and are no longer needed.
 
         The method deletes ids of requests without stored rows, and ids of outcome batches and dead
-        letters. Outcomes in sealed files are deleted if their requests have no stored rows. If a
-        request remains unknown, its clicks become late outcomes.
+        letters. Outcomes in sealed files are deleted if their requests have no stored rows. Clicks
+        on requests that remain unknown become late outcomes.
 
         Args:
             before: Delete records stored before this time, in seconds since the epoch.
@@ -660,7 +665,7 @@ class AddedPredictions(NamedTuple):
     added: Predictions | None
     """New predictions, ordered by time and id, or None."""
     reused: NDArray[np.int64]
-    """Indexes of predictions that were not stored, because their ids belong to other requests."""
+    """Indexes of predictions that were not stored, because other requests have the same ids."""
 
 
 def _new_dead_letters(connection: sqlite3.Connection, keys: Sequence[str], *, now: float) -> int:
@@ -745,7 +750,7 @@ def _insert_ids(
 def _waiting_of(block: Predictions, first: int, user_position: int | None) -> Waiting:
     """Return the columns that label attribution needs.
 
-    `first` is the number of the first prediction.
+    The block's first prediction has the number `first`.
     """
     users = (
         np.full(block.num_rows, MISSING_CATEGORY)
@@ -805,7 +810,7 @@ def _chunks(
     """Yield start and stop of each chunk of elements with a total size of at most `at_most`.
 
     An element larger than `at_most` is its own chunk. All elements of a chunk have the same number
-    in `periods`. `periods` is ascending.
+    in `periods`. The numbers in `periods` ascend.
 
     >>> list(_chunks(np.array([2, 2, 5, 1, 1]), 4, np.array([0, 0, 0, 0, 1])))
     [(0, 2), (2, 3), (3, 4), (4, 5)]

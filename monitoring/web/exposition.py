@@ -118,7 +118,7 @@ class Exposition:
     def unready(self) -> str | None:
         """Return why published records are not being processed, or None.
 
-        An idle log is ready. A log that cannot deliver records is not ready (see
+        The monitor is ready if the log is idle, but not if the log cannot deliver records (see
         `Subscriber.problem`).
         """
         if reason := self.unhealthy():

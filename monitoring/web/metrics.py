@@ -156,8 +156,8 @@ _PREFIX_OF_COUNTS = {
     "retrain_requests": "request_",
     "notifications": "notification_",
 }
-"""For each metric, the prefix of its counters in the state. A counter's name consists of the prefix
-and an outcome."""
+"""Prefix of the counters that belong to each metric. The name of a counter in the state is the
+prefix plus an outcome."""
 
 
 def _counter(

@@ -503,7 +503,7 @@ def _lines(events: Sequence[Mapping[str, Any]], now: float) -> Iterator[ShownEve
 
 
 def _alike(event: Mapping[str, Any]) -> tuple[str, frozenset[str], tuple[str, ...]]:
-    """Return a key that is equal for events that differ only in measured numbers.
+    """Return a key for an event without its measured numbers. Similar events have equal keys.
 
     The key contains the kind of the event, the words of its text without numbers, and the versions
     in its text.
