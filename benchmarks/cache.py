@@ -54,7 +54,7 @@ _ROUNDS, _QUICK_ROUNDS = 5, 2
 _REQUESTS, _QUICK_REQUESTS = 1000, 200
 """Number of requests per round. Half of the requests are hits."""
 _WARM = 20
-"""Requests that are cached before a round. A hit repeats one of these requests."""
+"""Number of requests that are cached before a round. A hit repeats one of these requests."""
 _WARM_UP = 30
 """Number of requests to each model before the measurement."""
 _TRAFFIC_ROWS = 100_000

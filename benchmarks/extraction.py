@@ -130,7 +130,7 @@ OURS = "ours"
 PYARROW = ("pyarrow_whole", "pyarrow_stream")
 RATIO_TARGET, MEMORY_TARGET, GROWTH_TARGET = 0.5, 10**9, 1.1
 """Minimum rate relative to the faster pyarrow variant, maximum peak memory in bytes, and maximum
-growth of the peak memory on the large file. The growth target allows 10 % for noise."""
+growth of the peak memory on the large file. The target for growth allows 10 % for noise."""
 _ROWS, _QUICK_ROWS, _ROUNDS, _QUICK_ROUNDS = 1_500_000, 200_000, 5, 3
 _LARGER = 4
 _COMPARED_ROWS = 500

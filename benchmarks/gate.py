@@ -214,7 +214,7 @@ def canaries(rate: float, repeats: int, *, seed: int) -> list[dict[str, Any]]:
 
 
 def canary_end(rows: PlantedRows, policy: CanaryPolicy) -> tuple[str, int]:
-    """Return the policy's first decision to grow or abort, and the number of row pairs used."""
+    """Return the policy's first decision to grow or abort the canary, and the number of row pairs."""
     pairs = Pairs(
         labels=rows.labels, stable=rows.champion, canary=rows.candidate, groups=rows.requests
     )

@@ -188,7 +188,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def combine(folder: Path, output: Path) -> None:
-    """Write the combined document of the steps that have one, and print what was skipped."""
+    """Write one document from the documents of all steps, and print the skipped parts."""
     paths = (folder / f"{name}.json" for name in STEPS)
     if found := [json.loads(path.read_text()) for path in paths if path.exists()]:
         document = combined(found)

@@ -412,7 +412,7 @@ def trained(
 def plain(*, is_sparse: bool) -> Peer:
     """Train with one `nn.EmbeddingBag` per column, and torch.optim.Adam.
 
-    Sparse gradients use SparseAdam.
+    With sparse gradients, the optimizer of the tables is SparseAdam.
     """
 
     def make(case: PeerCase) -> Callable[[int], int]:

@@ -83,7 +83,7 @@ async def open_loop(
         seconds: Duration of the loop in seconds.
         seed: Random seed for the times of the requests.
         until: Event that ends the loop before `seconds` have passed.
-        timing: Clock and sleep.
+        timing: Clock of the loop, and function to sleep.
     """
     timing, random = timing or Timing(), np.random.default_rng(seed)
     recorder, in_flight = _Recorder(ask, timing.timer), set[asyncio.Task[None]]()

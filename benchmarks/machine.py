@@ -113,9 +113,9 @@ def _own_seconds() -> float:
 
 
 def own_memory(line: str) -> int:
-    """Return the number of bytes that one line of `/proc/self/status` states.
+    """Return the memory size in one line of `/proc/self/status`, in bytes.
 
-    Examples are `RssAnon` (current) and `VmHWM` (maximum).
+    Useful lines are `RssAnon` (current memory) and `VmHWM` (maximum memory).
     """
     return 1024 * int((_line_of("/proc/self/status", line) or "0 kB").split()[0])
 

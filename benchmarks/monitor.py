@@ -6,13 +6,13 @@ joins clicks, matures rows, measures, decides, and archives as Parquet with fsyn
 generated between the turns, outside the clock. 3.2 % of the rows are clicked. The scores predict
 the same click rate, so no policy raises an alarm. Each click arrives one simulated second after its
 prediction. A message has the clicks of 100 requests. The log is either a list of encoded messages
-or the SQLite log. The list shows the lowest cost that any log can have. With the SQLite log, the
-cost of pulls and acknowledgements is included. A row is counted once it is in a complete archive
-file. The measurement leaves out the first quarter of all rows. From then on, the number of rows
-that wait for their window or file does not grow.
+or the SQLite log. With the list, the log costs nothing, which is a lower bound for any log. With
+the SQLite log, the cost of pulls and acknowledgements is included. A row is counted once it is in a
+complete archive file. The measurement leaves out the first quarter of all rows. From then on, the
+number of rows that wait for their window or file does not grow.
 
 The simulated clock advances with each turn as if rows arrived at the given rate. Some work, such as
-decisions, is done every ten seconds of event time. The cost of this work per row is therefore
+decisions, is done every ten seconds of event time. The cost of periodic work per row is therefore
 realistic.
 
 In the last part, the log has 1, 2 or 4 partitions, with equally many rows in each partition.
@@ -63,8 +63,7 @@ _FORM = RecordFormat(CRITEO)
 TICK_SECONDS, WINDOW_SECONDS = 1.0, 5.0
 MESSAGES_A_TICK = 1000
 LOADS = {64: (MESSAGES_A_TICK, TICK_SECONDS), 1: (9000, 0.2)}
-"""Number of predictions in a turn, and the turn's simulated seconds, by the number of rows in a
-message."""
+"""Predictions per turn and simulated seconds per turn, by the number of rows in a message."""
 _CLICK_BATCH = 100
 
 
@@ -116,7 +115,7 @@ class RecordTraffic:
         self._random = np.random.default_rng(0)
         self._simulator = Simulator.create(0, click_rate=CLICK_RATE)
         self.records = [self._prediction() for _ in range(bodies)]
-        """Encoded requests, one for each body."""
+        """Encoded requests, without their final ids and times."""
         self._due: list[list[tuple[str, int, float]]] = [[] for _ in range(partitions)]
 
     def _prediction(self) -> PredictionBatch:

@@ -18,12 +18,12 @@ only the rows of the batch.
 TorchRec follows `test_installation.py --cpu_only` of its repository: `DistributedModelParallel`
 with an `EmbeddingBagCollection`, in a group of one process. The network is our network, so only the
 embeddings differ. TorchRec gets its rows from `ArrayRows`. In TorchRec's example, large tables are
-trained by SGD, and small tables by Adam. We therefore measure two variants. `TorchRec` keeps each
-table with dense gradients, and trains all parameters with `torch.optim.Adam`. `TorchRec, fused
-Adagrad` trains the tables within the backward pass with FBGEMM's kernels, which have no Adam for
-CPUs. Row-wise Adagrad has one state per row, and Adam has two states per weight. `TorchRec, fused
-Adagrad` does less work, so our ratio to it has no target. TorchRec is left out for networks with
-lists.
+trained by SGD, and small tables by Adam. Two variants of TorchRec are therefore measured.
+`TorchRec` keeps each table with dense gradients, and trains all parameters with `torch.optim.Adam`.
+`TorchRec, fused Adagrad` trains the tables within the backward pass with FBGEMM's kernels, which
+have no Adam for CPUs. Row-wise Adagrad has one state per row, and Adam has two states per weight.
+`TorchRec, fused Adagrad` does less work, so our ratio to it has no target. TorchRec is left out for
+networks with lists.
 
 DeepCTR-Torch trains its DCN or DeepFM with its own `fit`, unchanged. DeepCTR-Torch has no DLRM.
 Parts that our network lacks are disabled, because they would slow DeepCTR-Torch down: the linear

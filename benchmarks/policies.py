@@ -54,8 +54,8 @@ class PolicyCase:
 
     traffic: ClickTraffic
     window_step: int
-    """Rows between two checks of a window of 20,000 rows. The window changes slowly and a check
-    takes milliseconds, so not every row is checked."""
+    """Number of rows between two checks of the window of 20,000 rows. The window changes slowly and
+    a check takes milliseconds, so not every row is checked."""
     stationary: int
     """Rows of a stationary stream."""
     before: int

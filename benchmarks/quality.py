@@ -10,9 +10,9 @@ new rows and initial weights. The Bayes-optimal AUC is the AUC of the true click
 
 The choice of variants favours both peers. DeepCTR-Torch runs one, two and three passes, with our
 batch size. LightGBM builds 25, 50, 100 and 200 trees, otherwise with its defaults. For each peer,
-only the variant with the lowest log loss on the evaluation rows counts. The seconds of the other
-variants are left out. DeepCTR-Torch gets the encoded rows. LightGBM gets the raw numbers with their
-gaps, the ids as categories, and for each list the counts of its ids.
+only the variant with the lowest log loss on the evaluation rows is reported. The training times of
+the other variants do not count. DeepCTR-Torch gets the encoded rows. LightGBM gets the raw numbers
+with their gaps, the ids as categories, and for each list the counts of its ids.
 """
 
 import sys

@@ -111,7 +111,10 @@ def _river(
 
 
 def _starts(every: int) -> range:
-    """Return the first row of each measured turn. Measured turns begin when the window is full."""
+    """Return the index of the first row of each measured turn.
+
+    The first measured turn starts with a full window.
+    """
     return range(WINDOW, min(NUM_ROWS, WINDOW + _MAX_READINGS * every), every)
 
 

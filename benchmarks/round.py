@@ -3,8 +3,8 @@
 Run by `make benchmark-round`. A first model trains on a day's first rows, and is released to a real
 Triton. After the first model, incremental runs of all sizes follow one after another. Each run
 reads the next rows of the same day. As with the monitor's local trigger, `evergreen run` starts as
-a process, and runs every step in the environment of its image. The time of the trigger is the start
-of this process. The version serves once Triton has loaded it and returned the expected scores, and
+a process, and runs every step in the environment of its image. The measurement starts when this
+process starts. The version serves once Triton has loaded it and returned the expected scores, and
 the journal has recorded it as live. The notes of the steps contain the times from which the seconds
 of steps and gaps are computed.
 
@@ -124,7 +124,7 @@ ACCEPT_ALL = {
 
 
 class Bench:
-    """Lake, registry and Triton server of the benchmark, with a method that runs a round."""
+    """Lake, registry and Triton server of the benchmark, with a method that runs the pipeline."""
 
     def __init__(self, folder: Path, server: TritonServer, times: Any) -> None:
         """Compile the pipeline, and accept a recommender whose gate passes every model.

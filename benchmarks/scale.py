@@ -4,7 +4,8 @@
 validation, preprocessing and the training of a first model run as processes. The figures are
 processor seconds, peak anonymous memory of the step and its children, and bytes left on disk
 (docs/kubernetes/scale.md). Each row is narrow, with two numbers and three categories. The column
-`user` has a key per 20 rows. A line through the two largest windows extrapolates to a billion rows.
+`user` has one distinct key per 20 rows. A line through the two largest windows extrapolates to a
+billion rows.
 
 The cost of a key is measured separately: in counting and admitting, in encoding, and in the served
 graph's look-up table.
@@ -40,7 +41,7 @@ SIZES, QUICK_SIZES = (100_000, 1_000_000, 5_000_000, 20_000_000), (100_000, 400_
 FOLLOWED_TO = (10_000_000, 100_000_000, 1_000_000_000)
 KEYS, QUICK_KEYS = (1_000_000, 4_000_000), (100_000, 400_000)
 WIDE_ROWS = 2_000_000
-"""Numbers of rows with Criteo's columns."""
+"""Window sizes in rows for the measurement with Criteo's columns."""
 DAY_ROWS, FILE_ROWS, REQUEST_ROWS, USER_ROWS, NUM_ITEMS = 2_000_000, 250_000, 10, 20, 100_000
 FEATURES = Features(numeric=("price", "age"), categorical=("user", "item", "device"))
 STEPS = {
@@ -167,7 +168,7 @@ def measure_steps(
 
 
 def count_keys(keys: int) -> None:
-    """Merge two processes' counts of one column's categories, and admit all categories."""
+    """Merge the category counts of two processes, and admit all categories."""
     from components.preprocessing.vocabularies import next_column, unseen_column
     from components.preprocessing.window_statistics import merged
     from evergreen.config.preprocessing import PreprocessingSettings
@@ -180,7 +181,7 @@ def count_keys(keys: int) -> None:
 
 
 def encode_keys(keys: int) -> None:
-    """Encode rows with a vocabulary, as each process does."""
+    """Encode rows with a vocabulary, as each process of a step does."""
     from evergreen.contracts.workflow import FeatureWorkflow
 
     one = Features(numeric=(), categorical=("user",))

@@ -363,8 +363,8 @@ def server_split(
 ) -> dict[str, float] | None:
     """Return the parts of a request's mean time in milliseconds, from two reads of the counters.
 
-    `mean_ms` is the mean at the client. The part `client and network` is `mean_ms` minus the parts
-    of the server. Returns None without requests between the reads.
+    `mean_ms` is the mean time that the client measured. The part `client and network` is `mean_ms`
+    minus the parts of the server. Returns None without requests between the reads.
     """
     moved = increase(before, after)
     if not moved["requests"]:

@@ -186,7 +186,7 @@ class DriftingSimulator:
         )
 
     def _with_arrivals(self, table: CategoryTable, number: int, step: int) -> CategoryTable:
-        """Return the column with its new categories, which have a constant share of the rows."""
+        """Add new categories to the column. They have a constant share of the rows."""
         drift, hours = self.drift, step * self.drift.step_minutes / 60.0
         if drift.new_category_share == 0.0 or drift.new_categories_per_hour == 0.0:
             return table
@@ -225,8 +225,8 @@ def ornstein_uhlenbeck(
     """Return `count` independent stationary processes [count] at `step`, counted from 0.
 
     The processes have mean 0 and variance 1. x_0 is standard normal, and x_k = decay x_(k-1) +
-    sqrt(1 - decay^2) e_k with standard normal e_k. Such a process is an Ornstein-Uhlenbeck process
-    at equal steps. The autocorrelation of the process at lag k is decay^k.
+    sqrt(1 - decay^2) e_k with standard normal e_k. At equal steps, an Ornstein-Uhlenbeck process
+    has this form. The autocorrelation of the process at lag k is decay^k.
     """
     random = np.random.default_rng(seed)
     # Draw the numbers of all steps in order. Two steps then share the numbers up to the earlier

@@ -7,8 +7,8 @@ link counts with the full file size. At the end of a day, a month and a year, th
 the registry are timed in CPU seconds of this process. The cost of a run itself is measured by
 `benchmarks.round`.
 
-Then equally many runs update the vocabulary of one column under the shipped rules, with and without
-a time to live.
+In a second part, the same number of runs updates the vocabulary of one column. The runs use the
+shipped rules, with and without a time to live.
 """
 
 import json
@@ -48,8 +48,7 @@ TIMES = ("time", "created_at", "published_at", "ended_at", "started_at")
 """Fields that contain the time of an action. `evergreen admin collect` reads these fields to decide
 what it removes."""
 NEW_ITEMS, ROWS, SHELF_DAYS = 20, 2_000, 14
-"""Properties of the column: new items per hour, rows per hour, and days for which an item is
-shown."""
+"""New items per hour, rows per hour, and number of days for which an item is shown."""
 
 
 class Year:

@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None, environment: Mapping[str, str] = os.
         prefix=ENVIRONMENT_PREFIX,
     )
     configure_logging(settings.log_format)
-    # State and archive contain what users looked at.
+    # Make new files private, because state and archive contain what users looked at.
     umask = os.umask(0o077)
     try:
         run(settings, stop, umask=umask)

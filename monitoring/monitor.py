@@ -94,8 +94,8 @@ class _StoredEvaluator:
         """Restore the stored matured requests and the predictions after the last decision point.
 
         The newest stored requests may have matured after the evaluator's state was last written.
-        The evaluator treats these requests as new. Requests that matured too late for their
-        decision point therefore stay excluded.
+        Requests that matured after that are treated as new. Requests that matured too late for
+        their decision point therefore stay excluded.
         """
         if requests is not None:
             num_new = 0 if self._cursor is None else self._store.num_matured_after(self._cursor)
@@ -147,8 +147,8 @@ class _StoredEvaluator:
     def pop_newest(self) -> DecisionPoint | None:
         """Return the newest decision point, or None if it was already returned.
 
-        Earlier decision points of the same iteration trigger nothing. A drift that lasts is
-        detected again at later decision points.
+        If one iteration has several decision points, only the newest one can start a run. A drift
+        that lasts is detected again at later decision points.
         """
         newest, self._newest = self._newest, None
         return newest
@@ -267,8 +267,8 @@ _FILE_PARTS = 8
 file."""
 FORGET_SECONDS = 600.0
 ORPHAN_SECONDS = 3600.0
-"""Seconds for which an outcome with an unknown request waits after the end of its window. At the
-end of this wait, the outcome is archived as a late outcome."""
+"""Seconds for which an outcome with an unknown request waits after the end of its window. After
+this time, the outcome is archived as a late outcome."""
 _LAST_MOMENT = 2e-6
 """Tolerance in seconds, larger than the rounding error of times in microseconds."""
 _MAX_VERSIONS_SEEN = 1000

@@ -30,14 +30,14 @@ class Waiting(Requests):
 class MaturedRequests(Waiting):
     """Requests with the labels of their rows.
 
-    The labels are final, except if the caller requested the labels known so far.
+    The labels are final, or are the labels known so far if the caller requested these.
     """
 
     labels: NDArray[np.uint8]
     """1 if the row was clicked within the attribution window, else 0. Shape [n]."""
     click_delays: NDArray[np.float32]
-    """Seconds from the prediction to the click, shape [n]. Negative if two clocks differ. NaN if
-    there is no click, or if the time of the click is unknown."""
+    """Seconds from the prediction to the click, shape [n]. The delay is negative if two clocks
+    differ. NaN if there is no click, or if the time of the click is unknown."""
 
 
 class LateOutcome(NamedTuple):
@@ -55,7 +55,7 @@ class LateOutcome(NamedTuple):
 
 
 class Unarchived(NamedTuple):
-    """Item that is in no archive file: matured requests of one UTC day, or a late outcome."""
+    """Matured requests of one UTC day, or a late outcome, that no archive file contains."""
 
     number: int
     time: float

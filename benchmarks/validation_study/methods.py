@@ -24,8 +24,8 @@ from evergreen.contracts.criteo import CATEGORICAL, CRITEO_RECOMMENDER, DENSE, F
 
 Method = Callable[[Path, Path], "dict[str, list[str]]"]
 """Function that compares two windows, and returns the features with an alarm by setting of the
-method. The arguments are the folders of the earlier and the later window. Both folders have the
-same parent, and the function may write into the parent."""
+method. The arguments are the folders of the earlier and the later window. The two folders have the
+same parent folder, and the function may write into it."""
 
 OURS, TFDV = "ours", "TFDV"
 THRESHOLDS = {"TFDV, threshold 0.01": 0.01, "TFDV, threshold 0.3": 0.3}

@@ -124,7 +124,7 @@ class Shift(NamedTuple):
     """Features with a shift. A method must name all of these features."""
 
     def plant(self, window: DrawnWindow, random: Generator) -> DrawnWindow:
-        """Return the window after the shift."""
+        """Return a window with the shift."""
         return _PLANTERS[self.kind](window, self.columns, random)
 
     @property

@@ -2,8 +2,8 @@
 
 The input is the archive files of `monitoring.state.archive`, in a folder or a bucket. The files are
 read day by day, in order of event time. Rows that none of our models served are skipped. Clicks
-after the attribution window do not change labels, as in the running monitor. Peak memory is the
-memory for one day of rows.
+after the attribution window do not change labels, as in the running monitor. At most one day of
+rows is in memory.
 
 The output is decision points and one `Backtest` per set of policies. The decision lines equal those
 that the monitor wrote over the same records, with two exceptions. First, the monitor ignored
@@ -365,7 +365,7 @@ class _Stream:
 
 @dataclass(frozen=True, kw_only=True)
 class Fire:
-    """A run that would have been requested."""
+    """Retrain request that the monitor would have made."""
 
     time: float
     """Time of the decision, one attribution window after its decision point, in seconds since the

@@ -1,8 +1,8 @@
 """Compare a bucket of predictions with the training rows of its model.
 
 `evergreen.statistics.comparison` compares the profiles. Outliers are tested separately, and means
-are not compared. The score is an additional column. The histogram of the scores is compared with
-the histogram of the holdout rows.
+are not compared. The score is compared like a column. The histogram of the scores in production is
+compared with the histogram of the holdout scores.
 
 Rows are not grouped by user. Rows of one user in several requests are therefore treated as
 independent. If few users make most requests, the rate of false alarms is above the setting.

@@ -47,7 +47,7 @@ class Layout:
     """Cells that count the values of each compared column."""
 
     def __init__(self, reference: TrainingReference, *, rows: Features | None = None) -> None:
-        """Build the tables, which take 0.5 MB.
+        """Build the look-up tables of the cells, which take 0.5 MB.
 
         Args:
             reference: Training profile.
@@ -69,8 +69,8 @@ class Layout:
         self.plain = np.array(
             [i for i, name in enumerate(self.columns) if name not in compared.lists], np.int64
         )
-        """Indexes of the columns with one value per row, shape [k]. All compared columns except
-        lists have one value per row."""
+        """Indexes of the compared columns that are no lists, shape [k]. These columns have one
+        value per row."""
         self._positions = compared.positions
         sizes = [NUM_BUCKETS] * len(self._dense)
         sizes += [len(_values(known[name])) + 1 for name in self._categorical]
@@ -86,8 +86,8 @@ class Layout:
     def _listed_values(self, column: str) -> tuple[Any, NDArray[np.int32]]:
         """Return the listed values of a categorical column as Arrow int64, and their cells.
 
-        The last value is `MISSING_CATEGORY`, and its cell is `_NO_CELL`. One more cell follows, for
-        all unlisted values.
+        The last value is `MISSING_CATEGORY`, and its cell is `_NO_CELL`. The last cell counts all
+        unlisted values.
         """
         import pyarrow as pa
 
@@ -175,7 +175,7 @@ _NO_CELL = -1
 
 
 def _values(column: ColumnProfile) -> Ints:
-    """Return the values with a separate cell, for a categorical column."""
+    """Return the values of a categorical column that have their own cell."""
     assert column.values is not None
     return column.values
 
@@ -233,7 +233,7 @@ class Sketch:
             self._count()
 
     def merge(self, other: "Sketch") -> None:
-        """Add another bucket of the same layout. Do not use `other` afterwards."""
+        """Add the counts of another bucket with the same layout. Do not use `other` afterwards."""
         other._count()
         self.rows += other.rows
         self.requests += other.requests

@@ -60,8 +60,8 @@ class DriftWatch:
             reference_of: Returns a version's training profile, or None. The watch calls this
                 function again for each new bucket.
             settings: A bucket length of 0 turns the watch off.
-            features: Columns of the predictions. None = the columns of each version's training rows
-                are used.
+            features: Columns of the predictions. None selects the columns of each version's
+                training rows.
         """
         self._reference_of, self._settings, self._features = reference_of, settings, features
         self._length = microseconds(settings.drift_bucket_seconds)

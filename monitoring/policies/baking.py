@@ -59,8 +59,8 @@ _SUSPICION = 3.0
 continues. Baking can end when the evidence falls below this value, or is enough for a rollback. For
 a version within its limits, the evidence begins at 1 and falls."""
 _TUNED_SQUARES = 50.0
-"""Sum of squares at which `mixture_evidence` is most sensitive. In the test of too many clicks, the
-sum of squares is about the number of clicks."""
+"""The most sensitive range of `mixture_evidence` is around this sum of squares. In the test of too
+many clicks, the sum of squares is about the number of clicks."""
 _NOTHING: Mapping[str, Any] = {"state": BAKES, "rows": 0, "evidence": None, "least_auc": None}
 """State of a version before its first row."""
 _NO_WINDOW = {

@@ -64,8 +64,8 @@ _ROUND_CLICKS, _ROUND_OTHERS = 1.0, 6.0
 is compared with several non-clicks, and a single round cannot reduce the e-value much. The largest
 payoff of a round limits lambda."""
 _FIRST_CLICKS = 10
-"""Number of clicks that are counted before the first round. The count determines the size of the
-first round."""
+"""Number of clicks that are counted before the first round. The counted rows determine the size of
+the first round."""
 _REMEMBERED_CLICKS = 1000.0
 """Approximate number of newest clicks that determine the size of the next rounds."""
 _MAX_REQUESTS = 20_000

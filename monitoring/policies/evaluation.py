@@ -72,8 +72,9 @@ class Evaluator:
     ) -> None:
         """Continue from `state`, or start anew.
 
-        After that, the caller must call `restore` with the requests that have matured so far, and
-        `record_predictions` with the predictions after `decided_until + serving_ahead(settings)`.
+        The caller must then call `restore` with the requests that have matured so far. The caller
+        must also call `record_predictions` with the predictions after `decided_until +
+        serving_ahead(settings)`.
 
         Args:
             settings: Length of the windows, and the times of decisions.
@@ -315,8 +316,7 @@ class Evaluator:
         """Remove all buckets that have closed, and return the removed buckets of `version`.
 
         When a decision is made about `point`, the log was read up to one attribution window after
-        `point`. A bucket has closed if its end is at least the grace period earlier than the end of
-        that window.
+        `point`. A bucket has closed if its end, plus the grace period, is not after that time.
         """
         ahead = (point + self._drift_ahead) / 1e6
         closed = sorted(
@@ -411,8 +411,8 @@ class _ServingTimeline:
         Before the call, all predictions up to `ahead` microseconds after `point` must be recorded.
         """
         if self.reached is not None and point < self.reached:
-            # A clock that was ahead was corrected. The predictions with later times came from the
-            # wrong clock.
+            # A clock was ahead, and was then corrected. The predictions with later times have wrong
+            # times.
             self.last = None
             self.lineage = [
                 (version, min(since, self.seen_until(point))) for version, since in self.lineage

@@ -31,7 +31,7 @@ from monitoring.policies.policy import Evidence, without_oldest
 
 @dataclass(frozen=True, kw_only=True)
 class Alarm:
-    """A detected change in the data.
+    """Alarm about a change in the data.
 
     Times are event times in seconds since the epoch.
     """
@@ -93,7 +93,8 @@ class _Process:
         """Newest detected change that the training rows of this e-process's versions include, or
         None."""
         self.trained_until: float | None = state.get("trained_until")
-        """Time of the newest training row of the process's version, or None if unknown."""
+        """Event time of the newest training row of the e-process's last version. None if
+        unknown."""
 
     def state_dict(self) -> dict[str, Any]:
         return {

@@ -55,7 +55,7 @@ class Baseline:
     high: float | None = None
     """Upper end of the 95 % interval."""
     previous_version: int | None = None
-    """The version that this version replaced, or None for the first version."""
+    """Version that served before this version, or None for the first version."""
     trained_until: float | None = None
     """Event time of the model's newest training row, in seconds since the epoch. None if
     unknown."""

@@ -105,7 +105,7 @@ class NewVersions:
         self._rows_of = rows_of
         self._unusable = _UnusableRows(**(documents.read_document(_UNUSABLE) or {}))
         self._is_new = self._unusable.rows > 0
-        """Whether rows without a usable score arrived since the last test."""
+        """Whether rows without a usable score arrived after the last test of such rows."""
         self._reported: int | None = (documents.read_document(_ROLLED_BACK) or {}).get("position")
         """Number of journal entries up to which rollbacks were reported. None = this state folder
         is new, so earlier rollbacks are not reported."""
@@ -171,7 +171,7 @@ class NewVersions:
             return False
         if live is not None and live not in entries:  # `live` was written between the two reads
             return False
-        # Clocks may differ, so the order of the entries decides and not their times.
+        # Use the order of the entries instead of their times, because clocks may differ.
         position = len(entries) - entries[::-1].index(live) if live is not None else 0
         if self._reported is not None and position <= self._reported:
             return False
@@ -257,7 +257,7 @@ class NewVersions:
                 before = found
             self._written = before
         except (ContractError, OSError) as error:
-            # The findings are written again at the next decision point.
+            # After a failed write, the findings are written at the next decision point.
             logger.warning(
                 "findings on version %d cannot be written to %s: %s", version, self._store, error
             )

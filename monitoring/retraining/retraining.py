@@ -37,7 +37,7 @@ _RETRY_SECONDS = 15.0
 """Seconds before a busy or unreachable trigger is called again."""
 _UNKNOWN_SECONDS = 60.0
 """If the trigger does not know a submitted run for this number of seconds, the run is treated as
-failed. Until then, the trigger's list of runs may be out of date."""
+failed. For this time, the trigger's list of runs may be out of date."""
 _OVERDUE_SECONDS = 6 * 3600.0
 """A run that is active for this number of seconds is reported once. The monitor still follows the
 run to its end."""
@@ -199,8 +199,8 @@ class Retraining:
             self._retry_later("unreachable", str(error), now)
             return
         except (PermanentError, ContractError, OSError) as error:
-            # Further requests for the run's state are useless. Ending the monitor because of a lost
-            # run would also stop the archive.
+            # Reading the run's state again would not help. Ending the monitor because of a lost run
+            # would also stop the archive.
             run = RunState(FAILED, str(error))
         if run.state == UNKNOWN:
             since = self.progress.unknown_since or now

@@ -211,7 +211,7 @@ logger = logging.getLogger(__name__)
 _DEAD_STATES = ("FAILED", "CANCELED")
 """A run in one of these states does not prevent another run of the same name."""
 REQUEST_TIMEOUT_SECONDS = (5.0, 15.0)
-"""Timeouts to connect and to read."""
+"""Timeouts in seconds, to connect and to read."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -119,7 +119,7 @@ def unpack(kind: type[R], content: bytes, number: int = 0) -> R:
 
     Args:
         kind: Type of the requests, such as `Predictions`.
-        content: The bytes.
+        content: Bytes that `pack` returned.
         number: Number of the block, for the error message.
 
     Raises:
@@ -139,7 +139,7 @@ def unpack(kind: type[R], content: bytes, number: int = 0) -> R:
 
 
 class Database:
-    """The open file at `path`."""
+    """The monitor's SQLite database at `path`."""
 
     def __init__(self, path: Path) -> None:
         """Open or create the file.
@@ -387,7 +387,7 @@ class FileTables(Database):
         """Assign the contents of the intended file `name` to other intended files.
 
         Args:
-            name: The name of the intended file.
+            name: Name of the intended file.
             parts: For each new file, some of the numbers that `numbers_of_file` returned.
         """
         with self._transaction({}) as connection:
@@ -514,7 +514,7 @@ class FileTables(Database):
         return unpack(Predictions, content, last)
 
     def _by_block(self, numbers: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64]]]:
-        """Divide `numbers` by block.
+        """Group `numbers` by block.
 
         Yield for each block the number of its last prediction, and those of `numbers` that it
         contains.
@@ -543,7 +543,7 @@ class FileTables(Database):
         `StateStore.forget` deletes the outcomes in sealed files.
 
         Args:
-            name: The file.
+            name: Name of the archive file.
             keep_rows: Number of the newest matured rows that stay for each version.
             keep_after: Only requests up to this event time are deleted.
 

@@ -28,7 +28,7 @@ class KnownRequest(NamedTuple):
 
 
 class Classified(NamedTuple):
-    """Indexes of predictions. Each prediction is in exactly one of the three arrays."""
+    """Indexes of classified predictions. Each prediction is in exactly one of the three arrays."""
 
     new: NDArray[np.int64]
     """New predictions, ascending. An id is new if it is not stored yet. If several predictions have

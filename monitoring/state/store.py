@@ -112,7 +112,7 @@ class StateStore(FileTables):
         """Store the records of one pull, and count those that are already stored as duplicates.
 
         Args:
-            predictions: Predictions, or None.
+            predictions: Predictions of one pull, or None.
             outcomes: Outcome batches.
             unusable: Ids of the messages that become dead letters. The dead letters are counted
                 here, and stored in the event log.
@@ -628,7 +628,8 @@ class StateStore(FileTables):
             connection.execute(
                 "DELETE FROM predictions WHERE stored_at NOT BETWEEN ? AND ? AND "
                 f"coalesce({_HAS_BLOCK}, 0) = 0"
-                # Keep the newest prediction, because SQLite would assign its number again.
+                # Never delete the newest prediction, because SQLite would then assign its number
+                # again.
                 " AND rowid < (SELECT max(rowid) FROM predictions)",
                 (before, ahead),
             )
@@ -789,9 +790,8 @@ def _insert_block(
 def _first_of(found: Sequence[Waiting], limit: int, max_rows: int, *, beyond: int = 0) -> Waiting:
     """Return the first requests of blocks within both limits, as `StateStore.waiting` does.
 
-    Each element of `found` belongs to one block, and contains the first requests of the block in
-    order of time. With `beyond=1`, the result also includes the first request over the limit, but
-    no later request.
+    Each element of `found` contains the first requests of one block in order of time. With
+    `beyond=1`, the result also includes the first request over the limit, but no later request.
     """
     joined = Waiting.joined(found)
     joined = joined.ordered(joined.times)

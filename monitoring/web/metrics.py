@@ -117,8 +117,8 @@ class _Collector:
         info.add_metric([_distribution_version(), str(VERSION)], 1.0)
         yield info
         if shown.time is None:
-            # At each restart, counters of 0 would look like resets. The rate in an alert rule would
-            # then include the same increase again.
+            # At each restart, counters of 0 would look like resets. After such a reset, the rate in
+            # an alert rule would include the same increase again.
             return
         for field, (name, text) in _KPI_GAUGES.items():
             by_version = {str(kpis.version): getattr(kpis, field) for kpis in shown.windows}

@@ -57,8 +57,8 @@ _MARKED_EVENTS = {
 }
 """Kinds of events with a mark in the chart, and the text of the mark."""
 ROUTINE_EVENTS = ("archived", "uploaded", "started", "stopped", "drift")
-"""Kinds of routine events, which the list folds. Routine events occur every minute. If a decision
-follows from a routine event, the decision has its own event."""
+"""Kinds of routine events. The list of events folds routine events. Routine events occur every
+minute. If a decision follows from a routine event, the decision has its own event."""
 _MAX_EVENTS = 80
 """Maximum number of unfolded lines in the list of events."""
 _MAX_DRIFT_ROWS = 12
@@ -338,7 +338,7 @@ def _decisions(shown: Snapshot) -> PageBlock:
 def _check_row(decision: Decision) -> CheckRow:
     """Return one policy's decision.
 
-    The value is the number that the policy compares with its limit.
+    The column for the value shows the number that the policy compares with its limit.
     """
     numbers = decision.numbers
     drifted, threshold = numbers.get("drifted_columns"), numbers.get("threshold")

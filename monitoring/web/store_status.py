@@ -100,13 +100,13 @@ class Disk:
     """Disk of a folder, in bytes. Several folders may be on the same disk."""
 
     free: int
-    """Bytes that this user may still write."""
+    """Free bytes for the user of this process."""
     size: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class StoreStatus:
-    """Result of the last read."""
+    """Status of the installation at the last read."""
 
     store_problem: str | None = None
     """Why the model registry cannot be read, or None. If the registry cannot be read, promotions
@@ -116,7 +116,7 @@ class StoreStatus:
     unuploaded_files: int | None = None
     """Number of sealed archive files that are not in the lake. None if there is no uploader."""
     oldest_unuploaded: float | None = None
-    """Time when the oldest of these files was written, or None."""
+    """Time when the oldest sealed file outside the lake was written, or None."""
     disks: Mapping[str, Disk] = field(default_factory=dict)
     """Disk of each folder of the installation. Folders that do not exist or cannot be read are left
     out."""

@@ -1,8 +1,7 @@
 """Read a monitor's last snapshot: from the monitor itself, or from its state folder.
 
-A stopped monitor leaves its journal files, its rules and the documents of its database. The
-remaining files are enough for `evergreen status`. Nothing is written, and the lock of the folder is
-not taken.
+The journal files, the rules and the database of a stopped monitor are enough for `evergreen
+status`. Nothing is written, and the lock of the folder is not taken.
 """
 
 import json
