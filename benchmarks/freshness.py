@@ -184,7 +184,7 @@ def run_days(simulator: DriftingSimulator, days: Days, folder: Path) -> Scores:
                     line.run_pipeline(parent=days.policies[name].parent)
             if hour % 6 == 0:
                 made = [f"{name} {len(each.runs)}" for name, each in lines.items()]
-                print(f"hour {hour:.0f}; rounds: {', '.join(made)}", flush=True)
+                print(f"hour {hour:.0f}; runs: {', '.join(made)}", flush=True)
     return Scores(
         hour=np.concatenate(hours),
         label=np.concatenate(labels),

@@ -36,7 +36,7 @@ accepted by the lower end of a 95 % interval, so the share is 2.5 %."""
 LOSSES = {"better": -MARGIN, "equal": 0.0, "at the margin": MARGIN, "worse": 2 * MARGIN}
 RATES, REQUEST_ROWS = (0.003, 0.03, 0.25), (1, 10)
 REPEATS = {2_000: 200, 20_000: 200, 100_000: 60, 1_000_000: 10}
-ROUND_ROWS, ROUND_RATE, HOLDOUT_FRACTION, DAY_ROUNDS = 20_000, 0.03, 0.1, 24
+RUN_ROWS, RUN_RATE, HOLDOUT_FRACTION, DAY_RUNS = 20_000, 0.03, 0.1, 24
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             each for rate in RATES for each in holdouts(rate, repeats, seed=flags.seed)
         ]
         document["rounds"] = rounds(100 // share, seed=flags.seed)
-        document["slices"] = slices(ROUND_ROWS, ROUND_RATE, 1_000 // share, seed=flags.seed)
+        document["slices"] = slices(RUN_ROWS, RUN_RATE, 1_000 // share, seed=flags.seed)
         document["canaries"] = [
             each for rate in RATES for each in canaries(rate, num_canaries, seed=flags.seed)
         ]
@@ -151,7 +151,7 @@ def rounds(repeats: int, *, seed: int) -> list[dict[str, Any]]:
             for number in range(repeats):
                 random = np.random.default_rng((seed, 7, rows_per_request, number))
                 passed.append(first_accepted_run(random, rows_per_request, loss))
-            case = {"rate": ROUND_RATE, "rows_per_request": rows_per_request, "candidate": name}
+            case = {"rate": RUN_RATE, "rows_per_request": rows_per_request, "candidate": name}
             known = [each for each in passed if each is not None]
             figures = {
                 "within_a_day": len(known) / repeats,
@@ -167,11 +167,11 @@ def first_accepted_run(random: Generator, rows_per_request: int, loss: float) ->
 
     Rows of a run without a release are also in the next run's window.
     """
-    noise = noise_that_loses(ROUND_RATE, loss)
-    for number in range(1, DAY_ROUNDS + 1):
-        rows = int(ROUND_ROWS * HOLDOUT_FRACTION) * number
+    noise = noise_that_loses(RUN_RATE, loss)
+    for number in range(1, DAY_RUNS + 1):
+        rows = int(RUN_ROWS * HOLDOUT_FRACTION) * number
         drawn = draw(
-            random, rows=rows, rate=ROUND_RATE, rows_per_request=rows_per_request, noise=noise
+            random, rows=rows, rate=RUN_RATE, rows_per_request=rows_per_request, noise=noise
         )
         if gate_decision(drawn) == "pass":
             return number
@@ -200,13 +200,13 @@ def canaries(rate: float, repeats: int, *, seed: int) -> list[dict[str, Any]]:
                 )
                 ends.append(canary_end(rows, policy))
             grown = [size for action, size in ends if action == GROW]
-            day = [size for size in grown if size <= DAY_ROUNDS * ROUND_ROWS]
+            day = [size for size in grown if size <= DAY_RUNS * RUN_ROWS]
             case = {"rate": rate, "rows_per_request": rows_per_request, "candidate": name}
             figures = {
                 "grown": len(grown) / repeats,
                 "within_a_day": len(day) / repeats,
                 "median_pairs": median(grown) if grown else None,
-                "median_hours": median(grown) / ROUND_ROWS if grown else None,
+                "median_hours": median(grown) / RUN_ROWS if grown else None,
             }
             found.append(case | figures)
             print(_line(case), figures, flush=True)
@@ -214,7 +214,7 @@ def canaries(rate: float, repeats: int, *, seed: int) -> list[dict[str, Any]]:
 
 
 def canary_end(rows: PlantedRows, policy: CanaryPolicy) -> tuple[str, int]:
-    """Return the policy's first decision to grow or abort the canary, and the number of row pairs."""
+    """Return the first decision to grow or abort the canary, and the number of row pairs."""
     pairs = Pairs(
         labels=rows.labels, stable=rows.champion, canary=rows.candidate, groups=rows.requests
     )

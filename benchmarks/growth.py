@@ -92,11 +92,11 @@ def scale_curves(document: Mapping[str, Any]) -> dict[str, dict[str, Curve]]:
 
 def store_curves(document: Mapping[str, Any]) -> dict[str, Curve]:
     """Return a curve for each reader of the registry: CPU seconds by number of runs."""
-    rounds = {"a day": 24, "30 days": 720, "a year": 8_760, "10,000 rounds": 10_000}
+    num_runs = {"a day": 24, "30 days": 720, "a year": 8_760, "10,000 rounds": 10_000}
     store = document["store"]
     names = [name for name in next(iter(store.values())) if name.startswith("s, ")]
     return {
-        name.removeprefix("s, "): [(rounds[at], max(of[name], 1e-4)) for at, of in store.items()]
+        name.removeprefix("s, "): [(num_runs[at], max(of[name], 1e-4)) for at, of in store.items()]
         for name in names
     }
 

@@ -89,16 +89,16 @@ def report(results: dict[int, list[RunSeconds]]) -> dict[str, Any]:
         + " ".join(f"{name[:17]:>17}" for name in names)
     )
     document: dict[str, Any] = {"rounds": {}, "figures": []}
-    for rows, rounds in results.items():
-        serving = spread([each.serving for each in rounds])
-        steps = {name: spread([each.steps[name] for each in rounds]) for name in names}
+    for rows, runs in results.items():
+        serving = spread([each.serving for each in runs])
+        steps = {name: spread([each.steps[name] for each in runs]) for name in names}
         shown = serving.shown(".1f")
         print(
-            f"{rows:>10,} {len(rounds):>6} {shown:>20} "
+            f"{rows:>10,} {len(runs):>6} {shown:>20} "
             + " ".join(f"{steps[n].median:>17.2f}" for n in names)
         )
         document["rounds"][str(rows)] = {
-            "rounds": len(rounds),
+            "rounds": len(runs),
             "serving_seconds": serving,
             "steps": steps,
         }
@@ -146,7 +146,7 @@ class Bench:
             self._folders.store,
             recommender,
             who=whoami(),
-            why="rounds are measured, not models",
+            why="runs are measured, not models",
             now=now,
         )
         run_to_end([sys.executable, "-m", "cli", "compile", f"--output={self._package}"])

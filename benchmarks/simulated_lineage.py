@@ -190,7 +190,7 @@ class SimulatedLineage:
         Raises:
             RuntimeError: a step failed. The error message contains the end of the output.
         """
-        run, seconds = f"round-{len(self.runs):04d}", {}
+        run, seconds = f"run-{len(self.runs):04d}", {}
         folder = self._root / "manifests" / run
         folder.mkdir(parents=True)
         names = ("extraction", "preprocessing", "training", "evaluation", "deployment")

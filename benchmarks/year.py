@@ -154,8 +154,8 @@ def measured(year: Year, folder: Path, now: datetime) -> dict[str, float]:
     }
 
 
-def vocabulary_ids(rounds: int, ttl_days: float) -> dict[str, int]:
-    """Return the number of ids of a column after `rounds` hourly runs.
+def vocabulary_ids(num_runs: int, ttl_days: float) -> dict[str, int]:
+    """Return the number of ids of a column after `num_runs` hourly runs.
 
     The result also has the number of ids with a category, and the number of stored categories
     without an id.
@@ -163,7 +163,7 @@ def vocabulary_ids(rounds: int, ttl_days: float) -> dict[str, int]:
     random = np.random.default_rng(0)
     rules = PreprocessingSettings(category_ttl_days=ttl_days)
     column = unseen_column(np.zeros(0, np.int64))
-    for hour in range(rounds):
+    for hour in range(num_runs):
         newest = (hour + 1) * NEW_ITEMS
         oldest = max(0, newest - SHELF_DAYS * 24 * NEW_ITEMS)
         seen, counts = np.unique(random.integers(oldest, newest, ROWS), return_counts=True)
