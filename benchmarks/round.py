@@ -85,10 +85,10 @@ def report(results: dict[int, list[RunSeconds]]) -> dict[str, Any]:
     """Print the table, and return it as a document with figures."""
     names = list(next(iter(results.values()))[0].steps)
     print(
-        f"{'rows':>10} {'rounds':>6} {'to serving':>20} "
+        f"{'rows':>10} {'runs':>6} {'to serving':>20} "
         + " ".join(f"{name[:17]:>17}" for name in names)
     )
-    document: dict[str, Any] = {"rounds": {}, "figures": []}
+    document: dict[str, Any] = {"runs": {}, "figures": []}
     for rows, runs in results.items():
         serving = spread([each.serving for each in runs])
         steps = {name: spread([each.steps[name] for each in runs]) for name in names}
@@ -97,8 +97,8 @@ def report(results: dict[int, list[RunSeconds]]) -> dict[str, Any]:
             f"{rows:>10,} {len(runs):>6} {shown:>20} "
             + " ".join(f"{steps[n].median:>17.2f}" for n in names)
         )
-        document["rounds"][str(rows)] = {
-            "rounds": len(runs),
+        document["runs"][str(rows)] = {
+            "runs": len(runs),
             "serving_seconds": serving,
             "steps": steps,
         }
@@ -219,7 +219,7 @@ def measure(folder: Path, sizes: dict[int, int], *, seed: int) -> dict[int, list
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark."""
-    parser = benchmark_parser("round", __doc__, quick="small rounds only")
+    parser = benchmark_parser("round", __doc__, quick="small runs only")
     parser.add_argument(
         "--seed", type=int, default=7, help="seed of the simulator (default: %(default)s)"
     )
