@@ -1,9 +1,8 @@
 """Measure how often the gate accepts, refuses or stays undecided, for `make benchmark-gate`.
 
-A planted model (`testing.planted_models`) has a known loss of AUC against its champion. The gate
-compares such candidates with their champion. First, the shipped gate evaluates single hold-outs. In
-another part, hourly runs of 20,000 rows are evaluated by the gate alone, and by the gate and a
-canary.
+The gate compares candidates with their champion. The AUC of a candidate is lower by a planted
+amount (`testing.planted_models`). First, the shipped gate evaluates single hold-outs. In another
+part, hourly runs of 20,000 rows are evaluated by the gate alone, and by the gate and a canary.
 """
 
 import sys

@@ -29,7 +29,7 @@ class Answers:
     """Results of one loop."""
 
     due: NDArray[np.float64]
-    """Scheduled time of each answered request in seconds of the timer, shape [n]."""
+    """Scheduled time of each request with a response, in seconds of the timer, shape [n]."""
     latencies: NDArray[np.float64]
     """Seconds from the scheduled time to the response, shape [n]."""
     seconds: float

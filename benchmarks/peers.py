@@ -28,7 +28,7 @@ networks with lists.
 DeepCTR-Torch trains its DCN or DeepFM with its own `fit`, unchanged. DeepCTR-Torch has no DLRM.
 Parts that our network lacks are disabled, because they would slow DeepCTR-Torch down: the linear
 part (except DeepFM's) and the L2 penalties on whole tables. Lists are `VarLenSparseFeat` columns. A
-list uses the vectors of another column if the recommender says so.
+list uses the vectors of another column if the recommender's file sets this option.
 """
 
 import contextlib

@@ -2,8 +2,9 @@
 
 Run by `make benchmark-training`. Prints rows per second, AUC and ratios for networks on two tables,
 and writes all figures as JSON. A missed target is printed, and the exit code stays 0. If a peer
-computes another network than ours, the benchmark fails. A peer that is not installed, or lacks a
-network, is reported as left out. `speed` defines the measurement, and `peers` defines the peers.
+computes another network than ours, the benchmark fails. If a peer is not installed or does not have
+a network, it is reported as left out. `speed` defines the measurement, and `peers` defines the
+peers.
 """
 
 import sys

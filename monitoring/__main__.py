@@ -117,7 +117,7 @@ def _run_loop(
 
     After a TemporaryError, such as an unreachable log or a registry without a recommender, the loop
     retries with growing pauses. Ending the process would not help, because the supervisor would
-    also wait before a restart. Any other error ends the process, so that the supervisor sees it.
+    also wait before a restart. Any other error ends the process, so that the supervisor reports it.
     """
     from evergreen.events.locations import open_subscriber, partition_urls
     from monitoring.monitor import Monitor

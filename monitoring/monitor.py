@@ -535,8 +535,8 @@ class Monitor:
             num_messages -= len(deliveries)
             if num_messages <= 0 or is_short(deliveries, self._records.pull_messages):
                 break
-        # The watermark also moves back when a clock that was ahead is corrected. If the monitor
-        # kept the old watermark, every later window would close too early.
+        # The watermark also moves back when a clock that was ahead is corrected. With the old
+        # watermark, every later window would close too early.
         if (read_up_to := self._subscriber.read_up_to()) is not None:
             self._read_up_to = read_up_to
 
@@ -777,7 +777,7 @@ class Monitor:
     def _set_apart_ahead(self, now: float) -> None:
         """Set apart the rows whose times are too far in the future.
 
-        Such rows were accepted while the monitor's clock was wrong.
+        Rows with times far in the future were accepted while the monitor's clock was wrong.
         """
         ahead = now + MAX_FUTURE_SECONDS
         while (

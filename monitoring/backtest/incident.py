@@ -124,7 +124,7 @@ def _record(arguments: argparse.Namespace) -> int:
 
 
 def _open_text(points: int, complete_until: float) -> str:
-    """Return a text that says which decisions cannot be replayed reliably yet, and why."""
+    """Return a text about the decisions that cannot be replayed reliably yet, with the reason."""
     which = (
         f"the last {points} of them, after {_format_time(complete_until)}, cannot be "
         "replayed reliably"

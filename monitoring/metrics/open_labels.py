@@ -6,11 +6,11 @@ have when their labels are final. The module `window` computes the numbers of ma
 
 **Bounds.** A click that has arrived remains a click. Any other open row may or may not become a
 click. The bounds are the minimum and maximum of the AUC over all possible labels of these rows, so
-the matured value always lies between them. The ranks of all rows do not depend on labels, and U =
-(sum of the clicks' midranks) - n1 (n1 + 1) / 2. Suppose that m of the undecided rows become clicks.
-U is then largest if they are the m undecided rows with the highest ranks. U is smallest if they are
-the m undecided rows with the lowest ranks. A cumulative sum over the sorted ranks gives the largest
-and smallest U for every m.
+the matured value is always within the bounds. The ranks of all rows do not depend on labels, and U
+= (sum of the clicks' midranks) - n1 (n1 + 1) / 2. Suppose that m of the undecided rows become
+clicks. U is then largest if they are the m undecided rows with the highest ranks. U is smallest if
+they are the m undecided rows with the lowest ranks. A cumulative sum over the sorted ranks gives
+the largest and smallest U for every m.
 
 **Estimate.** F(a) is the share of clicks that come within age a. F is estimated by the empirical
 distribution of the click delays of matured rows. Delays of matured rows are not censored. If a row

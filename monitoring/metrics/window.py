@@ -93,7 +93,7 @@ class VersionWindows:
     def lists(self, version: int) -> tuple[RankedList, ...]:
         """Return the newest ranked lists of `version`, oldest first.
 
-        The result is empty if the version answered no ranking.
+        The result is empty if no request to the version was a ranking.
         """
         return tuple(self._lists.get(version, ()))
 

@@ -154,7 +154,7 @@ class Evaluator:
     def record_predictions(
         self, times: NDArray[np.float64], versions: NDArray[np.int32], *, canary: NDArray[np.bool_]
     ) -> None:
-        """Record which versions answered, with the times of their answers. Canaries are ignored.
+        """Record the versions and times of predictions. Canaries are ignored.
 
         If the same predictions are recorded again, nothing changes.
 

@@ -158,8 +158,8 @@ class Evidence:
 def without_oldest(of_versions: Mapping[str, T], *, needed: Collection[int]) -> dict[str, T]:
     """Keep at most `MAX_VERSIONS` versions, and drop those with the lowest numbers.
 
-    Versions are compared by number, because the order of insertion is lost in JSON with sorted
-    keys.
+    Versions are compared by number, because JSON with sorted keys does not preserve the order of
+    insertion.
 
     Args:
         of_versions: Value of each version. The keys are version numbers as text, as in JSON.

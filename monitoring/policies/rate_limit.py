@@ -182,9 +182,9 @@ def make_request(
     """Return the request for a run over the rows up to `data_until`.
 
     The name consists of the end of the rows, the serving model and the kind of the run (full or
-    incremental). The name is independent of clocks and of the monitor's identity. Two monitors that
-    saw the same rows therefore request the same run, and every trigger starts that run once. The
-    window ends one microsecond after `data_until`, because its end is exclusive.
+    incremental). The name is independent of clocks and of the monitor's identity. If two monitors
+    have read the same rows, they therefore request the same run, and every trigger starts that run
+    once. The window ends one microsecond after `data_until`, because its end is exclusive.
 
     Args:
         decision: The decision to retrain.

@@ -36,7 +36,7 @@ RATE_LIMITS = "rate_limits"
 _RETRY_SECONDS = 15.0
 """Seconds before a busy or unreachable trigger is called again."""
 _UNKNOWN_SECONDS = 60.0
-"""If the trigger does not know a submitted run for this number of seconds, the run is treated as
+"""If the trigger cannot find a submitted run for this number of seconds, the run is treated as
 failed. For this time, the trigger's list of runs may be out of date."""
 _OVERDUE_SECONDS = 6 * 3600.0
 """A run that is active for this number of seconds is reported once. The monitor still follows the

@@ -386,7 +386,7 @@ class KubeflowTrigger:
         """Terminate this run if another run was created first.
 
         Raises:
-            TemporaryError: The server does not answer.
+            TemporaryError: The server does not respond.
         """
         logger.warning("run %s was created first, terminating %s", first, run_id)
         try:

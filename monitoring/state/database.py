@@ -1,10 +1,10 @@
 """SQLite file of the monitor's state: tables, lock, transactions, counters and documents.
 
 Only one process at a time opens the file. A transaction is on disk when its call returns. The
-module tracks the matured rows and late outcomes of each archive file. A file goes from `intended`
-to `sealed` to `uploaded`, or to `set apart` if it cannot be written. This module defines all
-tables. `monitoring.state.store` writes most of the tables, and `monitoring.state.archive` writes
-the archive's files.
+module tracks the matured rows and late outcomes of each archive file. The state of a file is
+`intended`, then `sealed`, then `uploaded`. If a file cannot be written, its state is `set apart`.
+This module defines all tables. `monitoring.state.store` writes most of the tables, and
+`monitoring.state.archive` writes the archive's files.
 """
 
 import fcntl

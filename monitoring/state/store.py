@@ -583,8 +583,8 @@ class StateStore(FileTables):
 
         Only the earliest outcome per (request, row, event) is stored.
 
-        If an outcome is earlier than the stored outcome of the same key, it goes into a new file. A
-        new file is also needed if the stored outcome is already archived.
+        If an outcome is earlier than the stored outcome of the same key, it is assigned to a new
+        file. A new file is also needed if the stored outcome is already archived.
         """
         connection.executemany(
             "INSERT INTO late_outcomes (request_id, row, event, time, predicted_at, stored_at)"

@@ -1,7 +1,7 @@
 """Read a monitor's last snapshot: from the monitor itself, or from its state folder.
 
 The journal files, the rules and the database of a stopped monitor are enough for `evergreen
-status`. Nothing is written, and the lock of the folder is not taken.
+status`. The program writes nothing, and does not lock the folder.
 """
 
 import json
