@@ -98,8 +98,10 @@ def _counters(state: Path) -> dict[str, float]:
         address = json.loads((state / "http.json").read_text())
     except FileNotFoundError:
         return {}
-    answer = http_get(f"http://{address['host']}:{address['port']}/status")
-    counters: dict[str, float] = json.loads(answer.text)["counters"] if answer.status == 200 else {}
+    response = http_get(f"http://{address['host']}:{address['port']}/status")
+    counters: dict[str, float] = (
+        json.loads(response.text)["counters"] if response.status == 200 else {}
+    )
     return counters
 
 

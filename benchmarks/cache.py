@@ -117,7 +117,7 @@ def measure(
     before = {kind: counters(client, name) for kind, name in names.items()}
     count, num_rounds = (_QUICK_REQUESTS, _QUICK_ROUNDS) if is_quick else (_REQUESTS, _ROUNDS)
     rounds = [
-        medians_of(_ask_one_round(client, names, requests, hits=random.permutation(count) % 2 == 0))
+        medians_of(_send_round(client, names, requests, hits=random.permutation(count) % 2 == 0))
         for _ in range(num_rounds)
     ]
     counted = {kind: increase(before[kind], counters(client, name)) for kind, name in names.items()}
@@ -143,7 +143,7 @@ def measure(
     }
 
 
-def _ask_one_round(
+def _send_round(
     client: InferenceServerClient,
     names: dict[str, str],
     requests: RequestStream,

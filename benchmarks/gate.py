@@ -255,7 +255,7 @@ def slices(rows: int, rate: float, repeats: int, *, seed: int) -> list[dict[str,
                 candidate = drawn.candidate.copy()
                 if planted:
                     candidate[parts[name]] = shifted(drawn.candidate[parts[name]], part)
-                answer = decide(
+                decision = decide(
                     drawn.labels,
                     candidate,
                     drawn.champion,
@@ -263,7 +263,7 @@ def slices(rows: int, rate: float, repeats: int, *, seed: int) -> list[dict[str,
                     slices=parts,
                     settings=settings,
                 )
-                harmed = holm(answer.slice_p_values, SLICE_ALPHA)
+                harmed = holm(decision.slice_p_values, SLICE_ALPHA)
                 refused, named = refused + bool(harmed), named + (name in harmed)
             case = {
                 "rate": rate,

@@ -458,8 +458,8 @@ def torchrec(case: PeerCase) -> Callable[[int], int]:
     def logits(dense: Tensor, ids: Tensor) -> Tensor:
         lengths = torch.ones(ids.numel(), dtype=torch.int32, device=ids.device)
         found = bags(KeyedJaggedTensor(names, ids.t().reshape(-1), lengths=lengths))
-        answer: Tensor = network(dense, found.values().view(len(ids), len(names), -1))
-        return answer
+        outputs: Tensor = network(dense, found.values().view(len(ids), len(names), -1))
+        return outputs
 
     def step(loss: Tensor) -> None:
         optimizer.zero_grad()
@@ -700,12 +700,12 @@ def serving(name: str, *, is_quick: bool) -> StepFigures:
         }
         for num_rows in (1, 64) if is_quick else (1, 16, 64, 256, 1024, 4096):
             case = f"served graph, {num_rows:,} rows"
-            taken = {way: graph.answer_ms(num_rows, seconds) for way, graph in ways.items()}
+            taken = {way: graph.response_ms(num_rows, seconds) for way, graph in ways.items()}
             step.figures += [
                 Figure(f"{case}, {way}", spread([value]), "ms") for way, value in taken.items()
             ]
             if has_gpu:
-                scores = [graph.answer(num_rows) for graph in ways.values()]
+                scores = [graph.score(num_rows) for graph in ways.values()]
                 worst = float(np.abs(scores[0] - scores[1]).max())
                 step.figures.append(
                     Figure(f"{case}, largest difference", spread([worst]), "", "the CPU", 1e-5)

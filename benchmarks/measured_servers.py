@@ -61,7 +61,7 @@ a part of its measured latency."""
 Scores = NDArray[np.float32]
 
 
-class Unanswered(PermanentError):
+class RequestFailed(PermanentError):
     """A server did not score a request. The message contains the reason."""
 
 
@@ -76,10 +76,10 @@ class GrpcCaller:
     async def __call__(self, i: int) -> Scores:
         """Return the scores of the `i`-th request."""
         try:
-            answer = await self._infer(self._requests[i % len(self._requests)])
+            response = await self._infer(self._requests[i % len(self._requests)])
         except grpc.aio.AioRpcError as error:
-            raise Unanswered(str(error.details())) from error
-        return np.frombuffer(answer.raw_output_contents[0], np.float32)
+            raise RequestFailed(str(error.details())) from error
+        return np.frombuffer(response.raw_output_contents[0], np.float32)
 
     async def close(self) -> None:
         """Close the channel."""
@@ -103,9 +103,9 @@ class HttpCaller:
             async with self._free:
                 head, body = await self._exchange(self._requests[i % len(self._requests)])
         except (OSError, asyncio.IncompleteReadError) as error:
-            raise Unanswered(str(error)) from error
+            raise RequestFailed(str(error)) from error
         if not head.startswith(b"HTTP/1.1 200"):
-            raise Unanswered(head.split(b"\r\n")[0].decode())
+            raise RequestFailed(head.split(b"\r\n")[0].decode())
         return np.frombuffer(body, np.float32)
 
     async def _exchange(self, request: bytes) -> tuple[bytes, bytes]:

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tritonclient.grpc import InferenceServerClient
 
-from benchmarks.load import Answers, Latencies, closed_loop, open_loop, window_figures
+from benchmarks.load import Latencies, Responses, closed_loop, open_loop, window_figures
 from benchmarks.measured_servers import FLOOR, OURS, MeasuredServer, Released, reload_model
 from benchmarks.serving_model import Models
 from benchmarks.spread import Spread, spread
@@ -117,7 +117,7 @@ class Alone:
         self.instances = instances
         self._session, self._rows = open_graph(graph), rows
 
-    def run(self, batch: int, seconds: float, *, threads: int = 1, pause: float = 0.0) -> Answers:
+    def run(self, batch: int, seconds: float, *, threads: int = 1, pause: float = 0.0) -> Responses:
         """Run batches in each thread for `seconds`, with a pause before each batch."""
         began = time.monotonic()
         with ThreadPoolExecutor(threads) as pool:
@@ -125,7 +125,7 @@ class Alone:
                 pool.map(lambda _: self._run_on(batch, began + seconds, pause), range(threads))
             )
         due, latencies = (np.concatenate(parts) for parts in zip(*runs))
-        return Answers(due, latencies, time.monotonic() - began, {}, {})
+        return Responses(due, latencies, time.monotonic() - began, {}, {})
 
     def _run_on(
         self, batch: int, end: float, pause: float
@@ -169,10 +169,10 @@ async def closed(
                 for name, server in servers.items():
                     caller = server.connect(rows, batch)
                     await caller(0)
-                    answers = await closed_loop(caller, concurrency, sizes.seconds)
+                    responses = await closed_loop(caller, concurrency, sizes.seconds)
                     await caller.close()
                     runs = of_batch.setdefault(str(concurrency), {}).setdefault(name, [])
-                    runs.append(summary(answers, batch))
+                    runs.append(summary(responses, batch))
     return results
 
 
@@ -203,10 +203,10 @@ async def half_load(
                 caller = server.connect(rows, batch)
                 await caller(0)
                 before = _counters(server)
-                answers = await open_loop(caller, rate, sizes.open_seconds, seed=turn)
+                responses = await open_loop(caller, rate, sizes.open_seconds, seed=turn)
                 after = _counters(server)
                 await caller.close()
-                run = summary(answers, batch)
+                run = summary(responses, batch)
                 if before and after and run["mean_ms"] is not None:
                     run["split_ms"] = server_split(before, after, run["mean_ms"])
                 of_batch.setdefault(name, []).append(run)
@@ -274,7 +274,7 @@ async def release_under_load(
         await asyncio.sleep(1.0)
     finally:
         done.set()
-        answers = await load
+        responses = await load
         await caller.close()
     if process.returncode:
         raise RuntimeError(f"release ended with {process.returncode}: {complaint.decode()[-2000:]}")
@@ -284,13 +284,13 @@ async def release_under_load(
     # connection.
     quiet = quiet_seconds - 1.0
     echo = window_figures(
-        answers, window=(echo_began, echo_ended), quiet=(echo_began - quiet, echo_began)
+        responses, window=(echo_began, echo_ended), quiet=(echo_began - quiet, echo_began)
     )
     return {
         "version": released.version,
-        **window_figures(answers, window=window, quiet=(began - quiet, began)),
+        **window_figures(responses, window=window, quiet=(began - quiet, began)),
         "echo_ratio": echo["ratio"],
-        **summary(answers, batch),
+        **summary(responses, batch),
     }
 
 
@@ -307,21 +307,21 @@ def _window(ours: Released, version: int) -> tuple[float, float]:
     return announced, live
 
 
-def summary(answers: Answers, batch: int) -> dict[str, Any]:
+def summary(responses: Responses, batch: int) -> dict[str, Any]:
     """Return the summary of one run.
 
     The summary has two percentiles and the mean in milliseconds, rows per second and failed
     requests.
     """
-    latencies = Latencies.of(answers.latencies)
+    latencies = Latencies.of(responses.latencies)
     return {
         "p50_ms": latencies.p50,
         "p99_ms": latencies.p99,
         "mean_ms": latencies.mean,
-        "rows_per_second": batch * len(answers.due) / answers.seconds,
-        "num_answered": len(answers.due),
-        "num_failed": sum(answers.failed.values()),
-        "errors": list(answers.first_errors.values()),
+        "rows_per_second": batch * len(responses.due) / responses.seconds,
+        "num_answered": len(responses.due),
+        "num_failed": sum(responses.failed.values()),
+        "errors": list(responses.first_errors.values()),
     }
 
 

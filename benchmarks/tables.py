@@ -149,21 +149,23 @@ def speed(repository: Path, rows: FeatureRows, log: Path) -> dict[str, Any]:
             for batch in BATCHES:
                 of_batch = runs.setdefault(str(batch), {IN_PROCESS: {}, TRITON: {}})
                 for numbers in TABLE_TYPES:
-                    answers = alone[numbers].run(batch, _SECONDS)
-                    of_batch[IN_PROCESS].setdefault(numbers, []).append(summary(answers, batch))
-                    answers = run_precisely(
-                        _ask(MeasuredServer(TRITON, server.grpc_url, numbers), rows, batch)
+                    responses = alone[numbers].run(batch, _SECONDS)
+                    of_batch[IN_PROCESS].setdefault(numbers, []).append(summary(responses, batch))
+                    responses = run_precisely(
+                        _closed_loop_on(
+                            MeasuredServer(TRITON, server.grpc_url, numbers), rows, batch
+                        )
                     )
-                    of_batch[TRITON].setdefault(numbers, []).append(summary(answers, batch))
+                    of_batch[TRITON].setdefault(numbers, []).append(summary(responses, batch))
     return {"sizes": sizes, "runs": runs}
 
 
-async def _ask(server: MeasuredServer, rows: FeatureRows, batch: int) -> Any:
+async def _closed_loop_on(server: MeasuredServer, rows: FeatureRows, batch: int) -> Any:
     caller = server.connect(rows, batch)
     await caller(0)
-    answers = await closed_loop(caller, 1, _SECONDS)
+    responses = await closed_loop(caller, 1, _SECONDS)
     await caller.close()
-    return answers
+    return responses
 
 
 def _print_speed(runs: dict[str, Any]) -> None:

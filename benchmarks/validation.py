@@ -96,8 +96,8 @@ def run_study(*, is_quick: bool) -> Counts:
     simulator, counts = Simulator.create(SIMULATOR_SEED), Counts()
     for number, series in enumerate(make_plan(pairs=pairs, windows=windows, quick=is_quick)):
         of_series = Counts()
-        for case, answers in show(series, number, simulator, methods=METHODS):
-            for setting, alarms in answers.items():
+        for case, alarms_of in show(series, number, simulator, methods=METHODS):
+            for setting, alarms in alarms_of.items():
                 of_case = of_series.setdefault(case.name, {})
                 count = of_case.setdefault(setting, SettingCount(is_stationary=case.shift is None))
                 count.add(case, alarms)

@@ -290,8 +290,7 @@ class DecisionHandler:
         )
 
     def _report_drift(self, decision: Decision) -> None:
-        """Emit events when a drift is suspected, when the rate limits defer its run, and when the
-        drift ends.
+        """Emit events when a drift is suspected or ends, and when the rate limits defer a run.
 
         The events are not repeated after a restart. Retrain requests have their own events.
         """
