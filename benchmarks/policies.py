@@ -259,7 +259,7 @@ def _pooled_auc(traffic: ClickTraffic, auc: float, *, rows: int = 4_000_000) -> 
 
 
 def study_users(traffic: ClickTraffic, *, streams: int, seed: int) -> dict[str, Any]:
-    """Return the test's false alarms if a request, or if each row, counts as independent.
+    """Return the false alarms of two tests: with requests, and with rows, as independent units.
 
     The tests use `EDGE_ALPHA` and no tolerance, so that their false alarms reach the bound. The
     gate's AUC is computed over all pairs of rows.

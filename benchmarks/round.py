@@ -64,8 +64,8 @@ def run_seconds(
     """Return the duration of a run and of its steps, computed from the notes of the steps.
 
     Raises:
-        ValueError: a step did not end, or it began before the trigger. The notes then belong to
-            another run.
+        ValueError: a step did not end, or it began before the trigger. In both cases, the notes
+            belong to another run.
     """
     steps: dict[str, float] = {}
     for note in notes:

@@ -7,8 +7,9 @@ exchange data. The exchange has a cost per step and a cost per byte. The number 
 from TorchRec's plan. If a network namespace can be created, the bytes are also counted by the
 kernel.
 
-These costs are extrapolated to GPUs with stated assumptions. No figure was measured on a GPU.
-Finally, TorchRec's planner shards a table of a billion rows without allocating it.
+The costs per step, per row and per byte are extrapolated to GPUs with stated assumptions. No figure
+was measured on a GPU. Finally, TorchRec's planner shards a table of a billion rows without
+allocating it.
 """
 
 import json

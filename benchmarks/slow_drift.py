@@ -229,8 +229,8 @@ def ornstein_uhlenbeck(
     has this form. The autocorrelation of the process at lag k is decay^k.
     """
     random = np.random.default_rng(seed)
-    # Draw the numbers of all steps in order. Two steps then share the numbers up to the earlier
-    # step, so they are on the same path.
+    # Draw random numbers for all steps, in the order of the steps. Two steps then share the numbers
+    # up to the earlier step, so they are on the same path.
     first, shocks = random.normal(size=count), random.normal(size=(step, count))
     decays = decay ** np.arange(step - 1, -1, -1.0)
     path: NDArray[np.float64] = decay**step * first + math.sqrt(1.0 - decay**2) * (decays @ shocks)

@@ -156,7 +156,7 @@ def describe_actions(
 
 
 class DecisionHandler:
-    """Acts on decisions, with at most one run at a time."""
+    """Starts runs and notifications from decisions. At most one run is active at a time."""
 
     def __init__(
         self,

@@ -105,7 +105,8 @@ _RULES = {
         "stored in the state folder, retried at the next start",
     ),
 }
-"""Rule for each kind of event. For the end of a run, the run's outcome determines the rule."""
+"""Texts of the message for each kind of event, and its incident. For the end of a run, the run's
+outcome determines the rule."""
 _ENDS = {"recovered": (DRIFT, "Recovered"), "log_up": (LOG, "The record log can be reached again")}
 
 
