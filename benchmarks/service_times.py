@@ -2,8 +2,8 @@
 
 `evergreen simulate autoscaler` reads these service times. `python -m benchmarks.service_times
 --server HOST:PORT --output FILE` sends one request at a time to a running Triton. Requests
-therefore neither wait nor share a batch. The server must have no other callers during this time.
-The time is the sum of input, inference and output in the server's own counters.
+therefore neither wait nor share a batch. The server must have no other callers during the
+measurement. The time is the sum of input, inference and output in the server's own counters.
 """
 
 import argparse

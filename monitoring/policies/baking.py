@@ -9,8 +9,8 @@ must be rolled back. Five tests share `bake_alpha` equally. Four of the five tes
   predecessor's last window. The smaller of their lower ends, minus `max_auc_loss`, is the limit.
   The predecessor is included because a rollback to an equally bad version would not help. For
   example, a change of user behaviour lowers the AUC of both versions.
-- Calibration: one test for too many clicks, and one test for too few clicks.
-- Click rate: one test.
+- Calibration: the first test detects too many clicks, and the second test detects too few clicks.
+- Click rate: the test detects a click rate below a limit.
 
 Each test of calibration or click rate adds one term per request to a sum. The term is the excess
 over the limit. For too many clicks, the term is the clicks minus the limit times the predicted

@@ -231,8 +231,8 @@ class DecisionHandler:
             if each.policy == BAKING:
                 self.new_versions.consider(each, now=now)
         if decision.action is Action.ROLLBACK:
-            # No run starts before the rollback. After it, the rows of the restored version show
-            # whether a new model is needed.
+            # No run starts before the rollback. After the rollback, the rows of the restored
+            # version show whether a new model is needed.
             return decision
         confirmed = [each for each in decisions if each.action is Action.RETRAIN]
         acted = [self._act(each, now, data_until) for each in confirmed]

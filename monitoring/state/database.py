@@ -613,7 +613,7 @@ class FileTables(Database):
             connection.execute("DELETE FROM blocks WHERE last = ? AND needed = 0", (block,))
 
     def files(self, state: str) -> list[str]:
-        """Return the names of the archive files that have this state.
+        """Return the names of the archive files in `state`.
 
         `state` is `intended`, `sealed`, `uploaded` or `set apart`.
         """

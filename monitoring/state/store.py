@@ -584,7 +584,8 @@ class StateStore(FileTables):
         Only the earliest outcome per (request, row, event) is stored.
 
         If an outcome is earlier than the stored outcome of the same key, it is assigned to a new
-        file. A new file is also needed if the stored outcome is already archived.
+        file. If the stored outcome is already archived, the earlier outcome is also assigned to a
+        new file.
         """
         connection.executemany(
             "INSERT INTO late_outcomes (request_id, row, event, time, predicted_at, stored_at)"
