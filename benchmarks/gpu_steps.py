@@ -620,8 +620,8 @@ def estimate(config: NetworkConfig, table_rows: int, batch: int) -> int:
 
     A fit needs memory for the vectors and dense weights with two moments each, and for the batch.
     The batch needs memory for its vectors, with their gradients and new values, and for every
-    activation with its gradient. It also needs memory for three prefetched batches and for the
-    buffers of the sort.
+    activation with its gradient. Three prefetched batches and the buffers of the sort need memory
+    too.
     """
     width = config.embedding_dim
     dense = sum(each.numel() for each in build_network(config).parameters())

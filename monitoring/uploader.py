@@ -143,10 +143,10 @@ class Uploader:
 
         Raises:
             TemporaryError: A file could not be moved now, and the files after it wait for the next
-                pass. Or some files cannot be read.
+                pass. The error is also raised if some files cannot be read.
             PermanentError: No file can be moved until somebody fixes a permission, the disk space
-                or the bucket. The remaining files stay in the archive. Or some files exist in the
-                lake with other bytes.
+                or the bucket. The remaining files stay in the archive. The error is also raised if
+                some files exist in the lake with other bytes.
         """
         moved: list[str] = []
         differing: list[Differs] = []

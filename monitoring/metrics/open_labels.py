@@ -150,7 +150,7 @@ def _auc_bounds(
 ) -> tuple[float | None, float | None]:
     """Return the minimum and maximum AUC over all possible labels of the open rows.
 
-    The mask `may_click` [n] selects the open rows. The module's docstring has the proof. The AUC
+    The mask `may_click` [n] selects the open rows. The module's docstring has the proof. An AUC
     needs both classes. The result is (None, None) if the labels cannot contain both classes.
     """
     _, inverse, sizes = np.unique(scores, return_inverse=True, return_counts=True)

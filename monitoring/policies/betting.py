@@ -17,15 +17,15 @@ supermartingale (betting on a bounded mean: Waudby-Smith and Ramdas 2024, JRSS-B
 
 **Mixture.** The e-value is a weighted sum of products of these factors. For each round s, one
 product starts at round s with the weight w_s, where w_1 + w_2 + ... = 1. A product is 1 until its
-first round. The weight of each start is split equally over several products. Each product has
-another lambda, which is the largest lambda times one of `FRACTIONS`. A weighted mean of
-supermartingales is a supermartingale, so the e-value is that of an e-process (Ramdas et al. 2023,
-Statistical Science 38). By Ville's inequality (1939), P(the e-value ever reaches 1 / alpha) <=
-alpha, over all time and at every look. If a drift begins after long service, the products that
-start late detect it. By the time of such a drift, the products that started early are close to 0. A
-product that starts at round t costs only a factor of 1 / w_t, whose logarithm is about log t. The
-restarted e-detectors of Shin, Ramdas and Rinaldo (2024) detect a drift sooner. However, restarted
-e-detectors bound the mean time between false alarms, not the probability of any false alarm.
+first round. The weight of each start is split equally over several products. The lambdas of these
+products are the largest lambda times each of `FRACTIONS`. A weighted mean of supermartingales is a
+supermartingale, so the e-value is that of an e-process (Ramdas et al. 2023, Statistical Science
+38). By Ville's inequality (1939), P(the e-value ever reaches 1 / alpha) <= alpha, over all time and
+at every look. If a drift begins after long service, the products that start late detect it. By the
+time of such a drift, the products that started early are close to 0. A product that starts at round
+t costs only a factor of 1 / w_t, whose logarithm is about log t. The restarted e-detectors of Shin,
+Ramdas and Rinaldo (2024) detect a drift sooner. However, restarted e-detectors bound the mean time
+between false alarms, not the probability of any false alarm.
 
 **Several versions.** Each version has its own rounds and its own theta. The rounds of all versions
 multiply the same e-value, one after the other. The lambda of a round follows from theta, and is

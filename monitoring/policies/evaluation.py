@@ -316,7 +316,8 @@ class Evaluator:
         """Remove all buckets that have closed, and return the removed buckets of `version`.
 
         When a decision is made about `point`, the log was read up to one attribution window after
-        `point`. A bucket has closed if its end, plus the grace period, is not after that time.
+        `point`. A bucket has closed if its end plus the grace period is at most one attribution
+        window after `point`.
         """
         ahead = (point + self._drift_ahead) / 1e6
         closed = sorted(
@@ -381,7 +382,7 @@ class _ServingTimeline:
 
         Clients publish a prediction a little after its event time, so its decision point may have
         passed. A prediction that is newer than all known predictions is then used at the next
-        decision point. If it is not newer, it is ignored.
+        decision point. A late prediction that is not newer is ignored.
 
         Args:
             times: Microseconds, shape [m].

@@ -87,7 +87,7 @@ class _Process:
             int(version): time for version, time in state.get("scored", {}).items()
         }
         """For each version, the last decision point at which its rows changed this e-process.
-        Versions with only older rows than every trail are left out."""
+        Versions whose rows are all older than the trails are left out."""
         self.alarm = _alarm(state.get("alarm"))
         self.change = _alarm(state.get("change"))
         """Newest detected change that the training rows of this e-process's versions include, or

@@ -177,8 +177,8 @@ class LocalTrigger:
                 pass_fds=[lock],
                 umask=self._umask,
             )
-        # People read the process id in this note, and the demo ends the process by it. The lock,
-        # not the note, shows that the run is active.
+        # The note is for people, and the demo uses its process id to end the run. The lock, not the
+        # note, shows that the run is active.
         note = {"request_id": name, "process_group": self._child.pid, "command": list(argv)}
         try:
             write_whole(self._runs / f"{name}.json", json.dumps(note, indent=2) + "\n")
