@@ -82,8 +82,9 @@ def backfill(
         reason: Text for people, stored in the version's marker.
 
     Raises:
-        ContractError: a file is corrupt, of an unknown form or has too many malformed rows, the
-            forms are mixed, or no row is left.
+        ContractError: a file is corrupt, has an unknown format or has too many malformed rows. This
+            error is also raised if only some files are in the raw schema, or if no valid row
+            remains.
         TemporaryError: the bucket cannot be reached.
         PermanentError: there is no permission, no bucket or no disk space, or files of the version
             were removed meanwhile.
@@ -195,8 +196,7 @@ class DayVersions:
         ]:
             raise PermanentError(
                 f"{self._objects.uri}/{folder}: {', '.join(lacking)} were removed or changed while "
-                "the version was "
-                "written, so readers skip this version"
+                "the version was written, so readers skip this version"
             )
         content = marker.to_json().encode()
         self._objects.write(f"{folder}/{VERSION_COMPLETE}", content, if_generation=ABSENT)
@@ -223,9 +223,8 @@ def _day_rows(
         reader.path for reader in readers if reader.has_times and not isinstance(reader, RawReader)
     ]:
         raise ContractError(
-            f"{timed[0]} has event times but not the raw schema, expected files of a lake; "
-            "`evergreen data ingest` "
-            "into another lake converts it to such files"
+            f"{timed[0]} has event times but not the raw schema, expected files in the raw schema; "
+            "`evergreen data ingest` converts the file into another lake"
         )
     if any(raw) and not all(raw):
         raise ContractError(
@@ -257,10 +256,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser = CommandParser(
         prog="evergreen data backfill",
         description="Write the rows of files (raw Parquet of the day, or files without times) as "
-        "the next "
-        "version of a day of the lake. Readers use the newest complete version, and files that "
-        "came to the "
-        "day after it was written. The counts are printed as JSON.",
+        "the next version of a day of the lake. Readers use the newest complete version, and files "
+        "that came to the day after it was written. The counts are printed as JSON.",
     )
     add_store_flag(parser, text=STORE_HELP)
     parser.add_argument("--lake", required=True, help="lake: folder, file:// or gs:// URI")

@@ -38,9 +38,8 @@ LOOKED_AT_RUNS = 20
 RETRY_PATCH = '{"templateDefaults":{"retryStrategy":{"retryPolicy":"Always","limit":"0"}}}'
 _SET_SERVER = f"kubectl -n {KUBEFLOW} set env deployment/ml-pipeline"
 _OPEN_FILES = (
-    "from pathlib import Path; "
-    "found = [p for n in ('store', 'work', 'repository') for p in Path('/evergreen', n).rglob('*') "
-    f"if not p.is_symlink() and p.lstat().st_mode & {OPEN_BITS}]; "
+    "from pathlib import Path; found = [p for n in ('store', 'work', 'repository') for p in "
+    f"Path('/evergreen', n).rglob('*') if not p.is_symlink() and p.lstat().st_mode & {OPEN_BITS}]; "
     "print(len(found), *found[:1])"
 )
 _LIST_OBJECTS = (
@@ -50,7 +49,7 @@ _LIST_OBJECTS = (
 """Program that lists a prefix without objects. The program needs only the permission to list
 objects, and runs fast."""
 _CONTROLLER = ("deploy/release-controller", "-c", "release-controller", "--")
-"""The container that mounts the complete share writable."""
+"""Arguments of `kubectl exec` for the container with write access to the complete share."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -131,7 +131,7 @@ class User:
         ):
             kind = "a string" if self._holds_words else "an integer"
             raise ContractError(
-                f"user is {self.text!r}, expected {kind}, as column {self.column} holds"
+                f"user is {self.text!r}, expected {kind}, the type of column {self.column}"
             )
 
     @property
@@ -150,7 +150,10 @@ class User:
 
     @property
     def lists(self) -> list[str]:
-        """Names of the list features that may contain this user in rows of other users."""
+        """Names of the list features with user ids.
+
+        In rows of other users, these lists may contain this user.
+        """
         return [name for name in self.recommender.columns_of_users if name != self.column]
 
     @cached_property
@@ -186,7 +189,7 @@ class User:
         return pa.array(found)
 
     def without(self, batch: Any) -> Any:
-        """Return the batch without the user's rows, and without the user in lists of other rows."""
+        """Return the batch without the user's rows and without the user's id in other rows."""
         batch = batch.filter(pc.invert(self.rows(batch)))
         for at, name in enumerate(batch.schema.names):
             if name in self.lists:
@@ -208,7 +211,7 @@ class User:
         return pa.array([pair in self.keys for pair in pairs], pa.bool_())
 
     def is_in_line(self, line: str) -> bool:
-        """Return whether a line of a file of malformed rows holds the user.
+        """Return whether a line in a file of malformed rows contains the user.
 
         The text of a line is a row as JSON or a line of a text file.
         """
@@ -232,7 +235,7 @@ class User:
         return word is not None and category_of(word) == self.category
 
     def count(self, path: Path) -> "Counted":
-        """Count the rows of a Parquet file that hold the user, and record the user's own rows.
+        """Count the rows of a Parquet file that contain the user, and record the user's own rows.
 
         Both counts are 0 if the file contains no raw rows.
 
@@ -260,7 +263,7 @@ class User:
 
 
 class Counted(NamedTuple):
-    """Rows of a file that hold a user."""
+    """Counts of the rows in one file that contain a user."""
 
     num_rows: int
     """Number of the user's own rows."""
@@ -436,7 +439,7 @@ def models_trained_on(store: Path, user: User) -> Iterator[TrainedOnUser]:
 
 def _traces(store: Path, model: Model, user: User) -> list[str]:
     folder, found, known = model_folder(store, model.model_id), list[str](), dict[str, Any]()
-    # The workflow is collected together with the weights.
+    # Garbage collection removes the workflow together with the weights.
     workflow = (
         FeatureWorkflow.load(folder / Model.WORKFLOW)
         if (folder / Model.WORKFLOW).exists()
@@ -587,10 +590,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser = CommandParser(
         prog="evergreen admin forget",
         description="List everything that holds a user (data.user of the accepted recommender), "
-        "and remove it with "
-        "--yes. "
-        "Also list the models that were trained on the user's rows, and the run that replaces "
-        "them.",
+        "and remove it with --yes. Also list the models that were trained on the user's rows, and "
+        "the run that replaces them.",
     )
     parser.add_argument(
         "--user", required=True, metavar="ID", help="value of the column, as your files spell it"

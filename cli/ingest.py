@@ -80,8 +80,7 @@ class IngestSettings:
         if (self.last_day is None) != (self.days is None):
             raise ContractError(
                 f"last_day is {self.last_day} and days is {self.days}, expected both, or neither "
-                "to keep the rows' "
-                "times"
+                "to keep the rows' times"
             )
         if (
             self.last_day is not None
@@ -175,7 +174,7 @@ def ingest(
         settings: Times and shares of the rows.
 
     Raises:
-        ContractError: A file is corrupt, of an unknown form or has too many malformed rows. This
+        ContractError: A file is corrupt, has an unknown format or has too many malformed rows. This
             error is also raised if the files contain no row, or if rows lack times although
             `last_day` is None. This error is also raised if too many rows have the key of another
             row, or if the lake already contains the rows.
@@ -287,15 +286,14 @@ def read_rows(
         reader = find_reader(file, recommender, with_times=keeps_times)
         if keeps_times and not reader.has_times:
             raise ContractError(
-                f"{file} has no column {recommender.data.event_time!r}, expected times, or days "
-                "over which to spread "
-                "its "
-                "rows, such as --last-day 2026-03-07 --days 7"
+                f"{file} has no column {recommender.data.event_time!r}, expected event times; to "
+                "spread the rows over days instead, add flags such as --last-day 2026-03-07 "
+                "--days 7"
             )
         if reader.has_times and not keeps_times:
             logger.warning(
-                "%s has event times, which are replaced. To keep the times, leave out last_day "
-                "and days",
+                "%s has event times, which are replaced. To keep the times, leave out last_day and "
+                "days",
                 file,
             )
         with ExitStack() as stack:
@@ -340,8 +338,7 @@ def _expect_keys(
         logger.warning(
             "%d rows equal an earlier row in everything but the label. Rows without a request id "
             "count as separate rows. If they are the same rows with their clicks, name the columns "
-            "that identify a row: data.request_id "
-            "and data.row",
+            "that identify a row: data.request_id and data.row",
             found.repeated,
         )
 
@@ -370,20 +367,17 @@ def _leave_out_known(
     num_known, total = known.num_equal, events.counts().rows + known.num_equal
     if known.num_others > limit * total:
         raise ContractError(
-            f"{known.num_others:,} of {total:,} rows have the request and row of a row in the lake "
-            f"{objects.uri} with"
-            f" other features (such as {known.example}), expected at most {limit:.2%}. Rows of a "
-            "request are numbered"
-            " in file order if no column has their number, so name such a column by data.row, or "
-            "keep the order"
+            f"{known.num_others:,} of {total:,} rows have the same request and row number as a row "
+            f"in the lake {objects.uri}, but other features (such as {known.example}), expected at "
+            f"most {limit:.2%}. Without data.row, rows of a request are numbered in file order: "
+            "name a column of row numbers by data.row, or keep the order"
         )
     if not num_known:
         return
     if not keeps_times and num_known > limit * total:
         raise ContractError(
-            f"{num_known:,} of {total:,} rows are in the lake {objects.uri} already, from other "
-            "files and at other "
-            "times, expected new rows: use another lake, or --keep-repeated if they are further "
+            f"{num_known:,} of {total:,} rows equal rows of other files in the lake {objects.uri}, "
+            "expected new rows: use another lake, or --keep-repeated if these rows are further "
             "events"
         )
     logger.warning(
@@ -476,11 +470,10 @@ def build_parser() -> argparse.ArgumentParser:
         prog="evergreen data ingest",
         description=(
             "Read files of rows (Parquet, text with a header, JSON lines, Criteo's TSV) in order, "
-            "and write the"
-            " earlier rows to the lake and the later rows to a replay file. Rows keep their times, "
-            "or get times"
-            " spread over whole days. Malformed rows go to <replay>.malformed_rows.jsonl, or to"
-            " ingest.malformed_rows.jsonl in the current folder. The counts are printed as JSON."
+            "and write the earlier rows to the lake and the later rows to a replay file. Rows keep "
+            "their times, or get times spread over whole days. Malformed rows go to "
+            "<replay>.malformed_rows.jsonl, or to ingest.malformed_rows.jsonl in the current "
+            "folder. The counts are printed as JSON."
         ),
     )
     add_store_flag(parser, text=STORE_HELP)

@@ -133,8 +133,7 @@ class Reproduction:
             if model_id and not (model_folder(self.store, model_id) / Model.WEIGHTS).is_dir():
                 raise ContractError(
                     f"weights of {role} {model_id} are absent from {self.store}, expected weights "
-                    "that were not "
-                    "collected"
+                    "that were not collected"
                 )
         if gone := sorted(
             {each["day"] for each in self.model.days} - lake_versions(self.lake).keys()
@@ -269,7 +268,7 @@ def differing_files(found: Path, expected: Path) -> list[str]:
 def differing_weights(found: Model, expected: Model, stored: Path) -> list[str]:
     """Return how many tensors differ, and by how much.
 
-    If the weights in the folder `stored` were collected, only their hashes are compared.
+    If garbage collection removed the weights from the folder `stored`, only hashes are compared.
     """
     lines = differences(found.sha256[Model.WEIGHTS], expected.sha256[Model.WEIGHTS], Model.WEIGHTS)
     if (

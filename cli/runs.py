@@ -269,8 +269,8 @@ def what_next(store: Path, outcome: RunOutcome, *, command: Sequence[str]) -> st
     Args:
         store: Folder of the registry.
         outcome: Result of the run.
-        command: Words of the command that started the run. A flag is one word, or two as `-p
-            NAME=VALUE`.
+        command: Words of the command that started the run. The flag `-p NAME=VALUE` has two words,
+            other flags have one.
     """
     if outcome.state == "released":
         return None

@@ -4,8 +4,7 @@ A trial is one run of the complete pipeline with `release.rollout=none`. The gat
 model, and the registry stores it, but it is not released. On a laptop, Optuna chooses the values,
 and each trial is an `evergreen run` in the driver's environment. The study is an SQLite file, so
 that the same command resumes a stopped search. `--katib` writes the same search as a manifest for
-Katib. The trials are then `components.run_outcome.trial`. The settings are defined by the packages
-that use them.
+Katib. In Katib, each trial runs the program `components.run_outcome.trial`.
 """
 
 import argparse
@@ -68,8 +67,7 @@ class Dimension:
         if bool(self.choices) == (self.low < self.high) or (self.log and self.low <= 0):
             raise ContractError(
                 f"choices are {list(self.choices)}, low is {self.low:g} and high {self.high:g}, "
-                "expected choices "
-                "alone, or low < high, both positive if log is true"
+                "expected choices alone, or low < high, both positive if log is true"
             )
 
     @property
@@ -187,7 +185,7 @@ def read_space(path: Path, recommender: Recommender) -> dict[str, Dimension]:
 def _expect_continuable(
     space: Mapping[str, Dimension], recommender: Recommender, *, parent: Model | None
 ) -> None:
-    """Check that a trial with any value of the space can continue from the network of `parent`.
+    """Check that a trial with any listed value can continue training from the model `parent`.
 
     Raises:
         ContractError: a value changes the network.
@@ -250,8 +248,7 @@ def search(
         if (known := study.user_attrs.get(name, value)) != value:
             raise ContractError(
                 f"{name} of the study in {file} is {known}, not {value}: expected the same, or "
-                "remove the file to "
-                "start again"
+                "remove the file to start again"
             )
         study.set_user_attr(name, value)
     while (number := sum(trial.state.is_finished() for trial in study.trials)) < arguments.trials:
@@ -273,8 +270,7 @@ def search(
         if facts.get("rows", rows) != rows:
             raise PermanentError(
                 f"trial {trial.number} was evaluated on other rows than the first one, because the "
-                "lake or the live "
-                f"model has changed: remove {file} to start again"
+                f"lake or the live model has changed: remove {file} to start again"
             )
         study.set_user_attr("rows", rows)
         for name, value in {**facts, "words": words}.items():

@@ -181,8 +181,8 @@ def _announce_canary(target: DeploymentTarget, state: RequestState) -> None:
     _check_prepared(target, request, prepared)
     if verdict.decision == FAIL:
         raise ContractError(
-            f"verdict on model {request.model_id} is {FAIL!r}, expected a pass or an inconclusive "
-            "one for a canary"
+            f"verdict on model {request.model_id} is {FAIL!r}, expected a passed or inconclusive "
+            "verdict for a canary"
         )
     if (live := target.live) is None:
         raise ContractError(
@@ -299,7 +299,7 @@ def check_plan(target: DeploymentTarget, request: ServingRequest) -> None:
 
 
 def _replaced_by(store: Path, live: Promotion) -> int:
-    """Return the version that was live before the live version's first release.
+    """Return the version that the live version replaced at its first release.
 
     Each further rollback therefore returns to an older version.
     """
@@ -358,14 +358,14 @@ def check_may_replace(
 
     Raises:
         ContractError: the live version uses another backend.
-        Refused: the candidate did not pass while a canary is running, or the candidate was rolled
-            back earlier.
+        Refused: the candidate was rolled back earlier, or a canary is running and the candidate has
+            no passed verdict.
         StaleVerdict: the live model is not the champion of the verdict.
     """
     if (verdict.decision != PASS or is_override) and (canary := canary_at_work(target.store)):
         raise Refused(
             f"version {canary.version} is a running canary, expected a candidate that passes the "
-            "gate, or the canary released or ended first"
+            "gate; otherwise release or abort the canary first"
         )
     blocked = promotion_journal.blocked_models(target.store)
     if not is_override and (line := blocked.get(verdict.candidate_model_id)) is not None:
@@ -386,9 +386,9 @@ def check_may_replace(
         kind = target.repository.published.record(live.version).options.server
         if kind != options.server:
             raise ContractError(
-                f"server is {options.server!r}, expected {kind!r} as the live version "
-                f"{live.version} in {target.repository.uri}: one model serves all its versions "
-                "alike"
+                f"server is {options.server!r}, expected {kind!r}, the server of the live version "
+                f"{live.version} in {target.repository.uri}: all versions of a model have the same "
+                "server"
             )
 
 

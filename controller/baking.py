@@ -2,13 +2,13 @@
 
 After its release, each version must stay within the limits of its recommender (`contracts.baking`).
 The module `baking` evaluates the servers' counters. Failures are tested sequentially, so the test
-stays valid however often it is repeated. Two ratios compare the time in the model with the previous
-version's time: the ratio of the means, and the ratio of the p99. The number of reloads by the
-watchdog has a limit too. If all servers have histograms, their buckets are summed and give the p99
-of all requests. Without histograms, there is one p99 per server. The p99 of all servers together
-cannot be computed from the p99 of each server. The p99 of all servers is between the lowest and the
-highest p99 of a single server. The version's lowest p99 is therefore compared with the highest p99
-of the previous version. Each p99 is a median over time.
+stays valid however often it is repeated. Two ratios compare the inference time with the previous
+version's inference time: the ratio of the means, and the ratio of the p99. The number of reloads by
+the watchdog has a limit too. If all servers have histograms, their buckets are summed and give the
+p99 of all requests. Without histograms, there is one p99 per server. The p99 of all servers
+together cannot be computed from the p99 of each server. The p99 of all servers is between the
+lowest and the highest p99 of a single server. The version's lowest p99 is therefore compared with
+the highest p99 of the previous version. Each p99 is a median over time.
 
 The monitor evaluates the live traffic, and this module reads its findings from the registry. A
 breach rolls back to the previous version and blocks the model. A blocked model is released again
@@ -266,8 +266,8 @@ class Baking:
         counts = replace(counts, open_buckets=open_buckets)
         readings = [*counts.p99[-1:], *counts.summed_p99[-1:]]
         last = max((reading[0] for reading in readings), default=0.0)
-        # The last reading can be in the future if the clock was set back or the version went live
-        # again.
+        # If the clock was set back, or if the version was released again, the last reading can be
+        # in the future.
         if seconds < QUANTILE_SECONDS or 0 <= seconds - last < P99_SECONDS:
             return counts
         if told:
@@ -280,7 +280,7 @@ class Baking:
 
 
 _LE = "le "
-"""Prefix of a bucket's upper bound among the counters of a server."""
+"""Prefix of the counters of histogram buckets. The upper bound of the bucket follows."""
 
 
 def _bucket_growth(last: Mapping[str, float], now: Mapping[str, float]) -> dict[str, float]:
@@ -344,8 +344,8 @@ def contradiction(found: Findings | None, version: VersionCounts) -> str | None:
     """Return how the servers' counters contradict the monitor's findings, or None if they agree.
 
     The event log contains the requests without a usable score, but anyone with access to the log
-    can publish forged requests. The servers' own counters cannot be forged through the log. These
-    counters must therefore show at least as many requests of the version as the findings.
+    can publish forged requests. The servers' own counters cannot be forged through the log. The
+    findings contradict the counters if the findings name more requests than the servers counted.
 
     >>> numbers = {UNUSABLE_REQUESTS: 50.0}
     >>> forged = Findings(version=2, state=BAD, reason="NaN", found_at="", numbers=numbers)
@@ -369,7 +369,7 @@ def check_counts(
     """Check the version's counters against the limits and the previous version's counters.
 
     If the previous version has too few requests, the failure rate is compared with the margin
-    alone. The check of a time in the model is inconclusive if either version has too few requests.
+    alone. A check of the inference time is inconclusive if either version has too few requests.
 
     >>> slow = VersionCounts(success=2000, infer_us=9e6)
     >>> checks = check_counts(slow, VersionCounts(success=2000, infer_us=3e6), RolloutSettings())

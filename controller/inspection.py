@@ -71,7 +71,7 @@ class Inspection:
     _search: _Search | None = None
 
     def step(self) -> None:
-        """Start to compare all hashes if that is due, and replace the corrupt files found before.
+        """Start a comparison of all hashes if one is due, and replace corrupt files that it found.
 
         One call replaces the files of at most one version.
 

@@ -14,7 +14,7 @@ Each move is one durable write, or one idempotent action on the servers:
   `CONFIGURE` and `RESTORE_CONFIG`.
 - Writes of the traffic plan: `SHOW_CANARY`, `GROW` and `RESET_PLAN`.
 - Actions on every server, one server after another: `REHEARSE`, `SERVE`, `RESTORE_SERVERS`,
-  `LOAD_CANARY`, `UNLOAD_CANARY` (and then its files) and `HEAL`.
+  `LOAD_CANARY`, `UNLOAD_CANARY` and `HEAL`. `UNLOAD_CANARY` also removes the canary's files.
 
 A move that fails sets `Observed.attempt` to `FAILED`. The attempt is in the memory of the
 controller that announced the intent. After a restart, the attempt is `NONE`, and the intent is
@@ -25,9 +25,9 @@ version number.
 Requests are handled in the order of their entries, except that `ABORT` comes first and `ROLLBACK`
 second. A later rollback supersedes every request that is not recorded yet, and a later abort
 supersedes requests about canaries. A superseded attempt counts as failed. A rollback is the
-exception: a superseded rollback is finished. A retry of a step has the position of the step's first
-request in this order. A final answer to the first request is also the answer to the retry
-(`evergreen.registry.requests`).
+exception: a superseded rollback is finished. If a step sends its request again, the retry keeps the
+position of the step's first request. A final answer to the first request is also the answer to the
+retry (`evergreen.registry.requests`).
 
 An abort waits only for the move in progress. The abort is carried out between two moves of another
 change, and this change then continues. If the abort fails, only the abort is refused.
@@ -37,12 +37,13 @@ the entries then decides which of the two is valid. A request is accepted only i
 the request precedes the acceptance. The request is withdrawn only if no acceptance precedes the
 withdrawal.
 
-Each controller gets a lease with a higher number than all leases before. Before each write of the
-repository, the controller compares its number with the newest number there. If a newer number
-exists, the write is refused. An append to the journal cannot be conditional. Readers of the journal
-therefore ignore an entry if an earlier entry has a newer lease. Suppose that a controller finds an
-intent of another controller. This controller announces the intent again under its own lease, and
-then undoes the change. After that, the other controller can no longer record the change.
+Each controller gets a lease with a higher number than all leases before. The repository contains
+the highest lease number. Before each write, the controller compares this number with the number of
+its own lease. If the repository's number is higher, the write is refused. An append to the journal
+cannot be conditional. Readers of the journal therefore ignore an entry if an earlier entry has a
+newer lease. Suppose that a controller finds an intent of another controller. This controller
+announces the intent again under its own lease, and then undoes the change. After that, the other
+controller can no longer record the change.
 """
 
 from collections.abc import Callable, Iterable
@@ -171,8 +172,8 @@ class Observed:
     """Version whose files are under the canary's name."""
     plan: ShownPlan | None = None
     is_drained: bool = True
-    """Whether all clients have read the traffic plan. This is assumed if the plan is old enough or
-    does not exist."""
+    """Whether all clients have read the traffic plan. True if the plan is old enough or does not
+    exist."""
     is_plan_ahead: bool = False
     """Whether the plan's time is in the future. This happens if the clock was set back."""
     servers: tuple[Server, ...] = field(default_factory=tuple)
@@ -250,7 +251,7 @@ def _before(desired: Desired) -> int | None:
 
 
 def _is_new(desired: Desired, observed: Observed) -> bool:
-    """Return whether the version's files are not under the served name yet."""
+    """Return whether the intent's version still has to be published under the served name."""
     return _forward(desired, observed) and _version(desired) not in observed.versions
 
 
@@ -337,7 +338,7 @@ def _load_canary(observed: Observed, version: int | None) -> bool:
 
 
 _IN_PROGRESS = ("announced", "published", "configured", "undoing", "undone", "draining", "settled")
-"""States that can follow the end of an abort that interrupted another change."""
+"""States of a change that continues after an abort interrupted it."""
 
 TABLE: tuple[ProtocolRule, ...] = (
     ProtocolRule(

@@ -1,8 +1,8 @@
 """Observe a target, choose the next move from the protocol's table, make it, and begin again.
 
-This is the only loop that changes what is served between two probes of the servers. A running
-controller calls the loop in each round. If no controller is running, a command calls the loop in
-its own process (`carry_out`). If the journal ends with an intent that this process did not write, a
+All changes of the served version are made by this loop. A running controller calls the loop in each
+round, before it probes the servers. If no controller is running, a command calls the loop in its
+own process (`carry_out`). If the journal ends with an intent that this process did not write, a
 controller was killed. The loop then undoes the intent as it undoes a failed change: it restores the
 earlier configuration, restores the servers, and withdraws the intent. If the controller is killed
 during the undo, the next controller continues the undo.
@@ -125,7 +125,8 @@ def observe(target: DeploymentTarget) -> tuple[Desired, Observed, RequestState |
     )
     versions = set(repository.versions())
     if intent is not None and target.attempt.state != RUNNING:
-        # An interrupted copy of the intent's version must be removed too.
+        # If the copy of the intent's version was interrupted, its partial files must be removed
+        # too.
         versions |= {intent.version} & set(repository.taken_numbers())
     attempt = target.attempt
     is_own = state is not None and attempt.request == state.id
@@ -490,7 +491,7 @@ _REQUEST_BODIES: dict[str, Callable[[DeploymentTarget, RequestState], None]] = {
 
 @contextmanager
 def reconciled(settings: TargetSettings) -> Iterator[DeploymentTarget]:
-    """Open the target after all outstanding work of the target is done.
+    """Open the target, finish its outstanding requests, and yield the target.
 
     Raises:
         ContractError, TemporaryError, PermanentError: as in `opened` and `drive`.

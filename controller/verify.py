@@ -142,8 +142,8 @@ def verify(
     )  # a failed release has journal entries but no manifest
     if released is None:
         raise ContractError(
-            f"version {version} was never released in model registry {store}, expected one of its "
-            "journal"
+            f"version {version} was never released in model registry {store}, expected a version "
+            "of the registry's promotion journal"
         )
     files: set[str] = set()
     num_rows = num_different = 0

@@ -6,11 +6,11 @@ replica that started unnoticed during a release may keep serving an old configur
 watchdog repairs it.
 
 The watchdog reloads models under the controller's lock and never waits for the lock. While a change
-is in progress, the change decides what is served. A reload is a move of the protocol
-(`controller.protocol`). The reload is implemented here and not in `controller.moves`, because it
-repairs only the server that was just probed, writes nothing, and returns a finding. A server that
-does not answer at all is not repaired here, because its supervisor restarts it. The watchdog probes
-such a server again in each round.
+is in progress, the change decides what is served. The release protocol (`controller.protocol`)
+decides whether a reload is allowed. The reload is implemented here and not in `controller.moves`,
+because it repairs only the server that was just probed, writes nothing, and returns a finding. A
+server that does not answer at all is not repaired here, because its supervisor restarts it. The
+watchdog probes such a server again in each round.
 """
 
 import logging
@@ -119,8 +119,8 @@ class Watchdog:
                 self.counts[finding] += 1
                 self._rounds[key] = self._rounds[key] + 1 if finding == self._last.get(key) else 1
                 self._last[key] = finding
-                # A pod that ends in a rolling update first does not answer. In the next round, its
-                # address is no longer listed.
+                # A pod that a rolling update ends stops answering before its address disappears
+                # from the list.
                 if self._rounds[key] == (_STRIKES if finding == GONE else 1):
                     logger.log(
                         _LEVELS[finding], "triton %s, version %d: %s%s", key, version, finding, why
@@ -209,8 +209,8 @@ class Watchdog:
         trouble = self._trouble(server, name, version)
         if trouble is None:
             return WELL, "a change ran meanwhile"
-        # A load alone fixes a wrong version without interrupting the service. A load has no effect
-        # on a dead stub, because Triton sees no change, so the model is unloaded first.
+        # A load alone fixes a wrong version without interrupting the service. A dead stub must be
+        # unloaded first, because a load has no effect if Triton sees no change.
         for unload in (True,) if _DEAD_STUB in trouble else (False, True):
             if name == self._repository.names.model:  # only reloads of the live version are counted
                 self.reloads[version] += 1
@@ -220,7 +220,7 @@ class Watchdog:
         return ILL, f"reloading it did not help: {trouble}"
 
     def _may_reload(self, name: str) -> bool:
-        """Return whether a reload of a model that answers wrongly is the next move."""
+        """Return whether the protocol's next move would reload the model if it answers wrongly."""
         with opened(self._settings) as target:
             desired, observed, _ = observe(target)
         is_live = name == self._repository.names.model

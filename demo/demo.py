@@ -4,7 +4,7 @@ The stages in order are the lake, the pipeline for the first model, Triton with 
 and traffic, and the drift. The monitor detects the drift and requests a run of the pipeline. An
 incremental model is released under traffic, and the AUC recovers. A bad release is rolled back
 automatically. Finally all processes stop, every logged score is recomputed, and summary and report
-are written. This module only orders the stages. `plan` defines sizes and command lines, `stack`
+are written. This module calls the stages in order. `plan` defines sizes and command lines, `stack`
 runs the processes, and `summary` computes the numbers.
 """
 
@@ -390,8 +390,8 @@ def _check_data(settings: DemoSettings) -> None:
     if data is None:
         if settings.recommender is not None:
             raise ContractError(
-                f"--recommender is {settings.recommender} without --data, expected it with your "
-                "own rows"
+                f"--recommender is {settings.recommender} without --data, expected --data with the "
+                "file of its rows"
             )
         return
     if not data.exists():
@@ -444,9 +444,8 @@ def _alone_in(folder: Path) -> Iterator[None]:
 def open_demo(folder: Path) -> int:
     """Serve a finished demo until Ctrl-C, with its live version and the monitor's page.
 
-    The monitor starts no runs, because it has no trigger. Commands find the server through the
-    registry, as after a release. `addresses.sh` sets variables with all addresses for a shell.
-    Returns 0.
+    The monitor starts no runs, because it has no trigger. Commands read the server's address from
+    the registry. `addresses.sh` sets variables with all addresses for a shell. Returns 0.
 
     Raises:
         ContractError: the folder holds no finished demo, or the demo is open already.
@@ -525,7 +524,7 @@ def open_demo(folder: Path) -> int:
 def _prepare_lake(
     settings: DemoSettings, folders: LocalFolders, *, screen: Screen, stack: Stack
 ) -> DemoPlan:
-    """Write the lake and the file to replay, and return sizes that fit the rows."""
+    """Write the lake and the file to replay, and return a plan for this number of rows."""
     root = folders.root
     last_day = (datetime.now(timezone.utc) - timedelta(days=1)).date().isoformat()
     lake = ["--lake", str(folders.lake), "--last-day", last_day, "--days", "4"]
@@ -647,8 +646,8 @@ def _start_services(demo: _Demo) -> None:
     demo.stack.wait_until(port.exists, what="the monitor's start", seconds=60, watch=demo.watch)
     demo.status_page = f"http://{LOOPBACK}:{json.loads(port.read_text())['port']}/"
     demo.screen.print(f"  status page: {demo.status_page}")
-    # Pub/Sub has no watermark until a lease has expired. Rows that are sent earlier would only add
-    # rows from before the drift to the next model's training data.
+    # Pub/Sub has no watermark until a lease has expired. The replay starts after that, because the
+    # next model trains on all rows that are sent before the drift.
     demo.stack.wait_until(
         lambda: demo.monitor_status()["log_read_up_to"] is not None,
         what="the monitor's first look at the log",

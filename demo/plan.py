@@ -95,7 +95,8 @@ class DemoPlan:
     rate: float
     """Rows per second of traffic."""
     rows_per_request: int
-    """Number of rows per request. With `keeps_requests`, this is the maximum number."""
+    """Number of rows per request. If `keeps_requests` is True, larger requests are split into parts
+    of this number."""
     window_rows: int
     """Capacity of the monitor's window, in rows."""
     min_clicks: int
@@ -195,9 +196,9 @@ def plan_for_data(
     Rows are sent in their original requests. Rows without requests are sent as one request each. If
     a laptop cannot send so many requests per second, several requests are sent together.
 
-    A sixth of the rows fills the baseline's window, a quarter passes until the decision, and
-    another sixth fills the new version's window. The remaining rows must last for the duration of
-    the training run, which takes 45 s at this rate. If there are few rows, the windows are small.
+    The first sixth of the rows fills the window of the baseline. The monitor decides about a
+    quarter later. Another sixth fills the window of the new version. The remaining rows are sent
+    during the training run, which takes about 45 s. If there are few rows, the windows are small.
     Gate and monitor then report that their results are uncertain.
 
     Args:
@@ -210,7 +211,7 @@ def plan_for_data(
 
     Raises:
         ContractError: there are too few rows to train, hold out and replay, all rows have the same
-            label, or a column to drift is not a feature.
+            label, or one of `drift_columns` is not a feature.
     """
     for name in settings.drift_columns:
         if name not in base.features.names:
@@ -220,15 +221,13 @@ def plan_for_data(
     rows = lake_rows + replay_rows
     if rows < _MIN_DATA_ROWS:
         raise ContractError(
-            f"the data holds {rows} rows, expected at least {_MIN_DATA_ROWS:,}: three fifths of "
-            "them train and evaluate "
-            "the first model, the others are replayed as traffic"
+            f"the data has {rows} rows, expected at least {_MIN_DATA_ROWS:,}: three fifths of them "
+            "train and evaluate the first model, the others are replayed as traffic"
         )
     if clicks in (0, rows):
         raise ContractError(
-            f"the data holds {clicks:,} clicks in {rows:,} rows, expected rows of both labels: is "
-            f"{base.data.label!r} "
-            "the column of the clicks (data.label of the file that --recommender gives)?"
+            f"the data has {clicks:,} clicks in {rows:,} rows, expected rows of both labels. "
+            f"data.label of the recommender names the column of clicks: it is {base.data.label!r}"
         )
     window = max(200, min(20_000, replay_rows // 6))
     rate = min(2000.0, replay_rows / min(110.0, 50 + replay_rows / 200))
@@ -299,9 +298,8 @@ def describe_data(data: Path, draft_to: Path) -> DescribedData:
     if lacking := lacking + ([] if any(kind in roles for kind in KINDS) else ["a feature"]):
         raise ContractError(
             f"{files[0]} has no column that looks like {' or '.join(lacking)}, expected one of "
-            "each: describe its "
-            f"columns in a file (`evergreen init {files[0]}` drafts it) and give it by "
-            "--recommender"
+            f"each: describe its columns in a file (`evergreen init {files[0]}` drafts it) and "
+            "give it by --recommender"
         )
     write_whole(draft_to, draft(sample, name=recommender_name(data.name.partition(".")[0])))
     roles_text = [f"{role}: {', '.join(names)}" for role, names in roles.items()]

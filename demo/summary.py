@@ -90,7 +90,7 @@ class ReplayedDecisions:
 
     @property
     def could_differ(self) -> bool:
-        """Whether the lake contains late rows. If so, a replayed decision may correctly differ.
+        """Whether the lake contains late rows. Late rows can change a replayed decision.
 
         On a busy machine, records can be late.
         """
@@ -174,8 +174,7 @@ class ReleaseNumbers:
     seconds: float | None
     during: TrafficDuring
     p99_ms_before: float | None
-    """99th percentile per second in milliseconds: the median over the seconds before the
-    release."""
+    """Median of the per-second p99 latencies before the release, in milliseconds."""
     p99_ms_after: float | None
 
 
@@ -465,8 +464,7 @@ def uncertainties(observed: Observations, summary: DemoSummary) -> Iterator[str]
     elif auc.threshold < 0.5:
         yield (
             f"the threshold for version 1 is an auc of {auc.threshold:.3f}, worse than chance: the "
-            "gate's interval "
-            "is wide"
+            "gate's interval is wide"
         )
     for number, name, value in ((1, "baseline", auc.baseline), (2, "recovered", auc.recovered)):
         if value is None:
@@ -503,7 +501,7 @@ def uncertainties(observed: Observations, summary: DemoSummary) -> Iterator[str]
 def ways_to_turn(
     observed: Observations, summary: DemoSummary, verdicts: Sequence[Verdict]
 ) -> Iterator[str]:
-    """Yield changes of the demo that would complete the loop, with figures.
+    """Yield advice on how to complete the loop, with numbers from this demo.
 
     Yields nothing if a new version was released and measured.
 
@@ -529,8 +527,7 @@ def ways_to_turn(
         rows = max((line["rows"] for line in observed.timeline if line["version"] == 2), default=0)
         yield (
             f"more rows: {observed.plan.window_rows:,} labelled rows of version 2 fill a window, "
-            f"and {rows:,} came "
-            "before the file ended"
+            f"and {rows:,} came before the file ended"
         )
 
 
@@ -545,8 +542,7 @@ def _ways_to_alarm(observed: Observations, summary: DemoSummary) -> Iterator[str
     if drift_time is None:
         yield (
             f"more rows: {observed.plan.window_rows:,} labelled rows fill the window before the "
-            "drift, and all "
-            f"{observed.traffic_summary['rows']:,} rows were sent by then"
+            f"drift, and all {observed.traffic_summary['rows']:,} rows were sent by then"
         )
         return
     evaluated = [
@@ -565,28 +561,24 @@ def _ways_to_alarm(observed: Observations, summary: DemoSummary) -> Iterator[str
     if evidence >= needed or since:
         yield (
             "more rows: the alarm was raised, but training needs "
-            f"{observed.plan.min_rows_since_breach:,} rows after "
-            "it, "
-            f"and only {since:,} came"
+            f"{observed.plan.min_rows_since_breach:,} rows after it, and only {since:,} came"
         )
     elif evidence > 1:
         # The logarithm of the evidence is proportional to the number of rows.
         factor = math.log(needed) / math.log(evidence)
         yield (
             f"more rows: {sent:,} rows after the drift gave evidence {evidence:.3g} of {needed:g}, "
-            "so that about "
-            f"{math.ceil(sent * factor):,} rows would suffice, {factor:.1f} times as many"
+            f"so that about {math.ceil(sent * factor):,} rows would suffice, {factor:.1f} times as "
+            "many"
         )
     else:
         low = "none" if summary.auc.trough is None else f"{summary.auc.trough:.3f}"
         columns = ", ".join(summary.drift.get("columns", ())) or "the columns"
         yield (
             f"a larger drift: after {sent:,} rows with other values of {columns} the evidence is "
-            f"{evidence:.3g} of "
-            f"{needed:g}, because the auc (lowest {low}) is not clearly below "
-            f"{evaluated[-1]['threshold']:.3f}: name "
-            "columns "
-            "with more influence on the clicks by --drift-columns, or use more rows"
+            f"{evidence:.3g} of {needed:g}, because the auc (lowest {low}) is not clearly below "
+            f"{evaluated[-1]['threshold']:.3f}: name columns with more influence on the clicks by "
+            "--drift-columns, or use more rows"
         )
 
 
@@ -628,16 +620,14 @@ def ingested_sentences(
     """
     yield (
         f"{made['lake_rows']:,} rows for the lake, the {made['replay_rows']:,} after them for the "
-        "replay, "
-        f"{made['malformed']:,} malformed rows set aside"
+        f"replay, {made['malformed']:,} malformed rows set aside"
     )
     if has_times:
         times = pq.read_table(replay, columns=[raw_rows.EVENT_TIME])[raw_rows.EVENT_TIME]
         first, last = (f"{time:%Y-%m-%d %H:%M:%S}" for time in pc.min_max(times).as_py().values())
         yield (
             f"the rows are split by time: rows before {first} UTC train and evaluate the first "
-            "model, rows "
-            f"from {first} to {last} are replayed as today's traffic"
+            f"model, rows from {first} to {last} are replayed as today's traffic"
         )
     else:
         yield "the rows have no times: they are spread over the last four days in file order"
@@ -668,13 +658,13 @@ def decision_sentences(summary: DemoSummary) -> Iterator[str]:
         )
         more = f" and {len(drift.columns) - 5} more" if len(drift.columns) > 5 else ""
         yield (
-            f"features drifted, found without labels {drift.seconds:.1f} s after the drift "
-            f"began: {columns}{more}"
+            f"features drifted, found without labels {drift.seconds:.1f} s after the drift began: "
+            f"{columns}{more}"
         )
     elif planted := summary.drift.get("columns"):
         yield (
-            f"the values of {len(planted)} columns changed, but no bucket of rows after that "
-            "shows it"
+            f"the values of {len(planted)} columns changed, but no bucket of rows after that shows "
+            "it"
         )
     else:
         yield "no feature drifted"
@@ -686,8 +676,7 @@ def decision_sentences(summary: DemoSummary) -> Iterator[str]:
         if found.could_differ:
             sentence += (
                 f"; {found.late_requests} requests reached the monitor after their decision point "
-                "and "
-                f"{found.late_rows} rows after their bucket had closed, and the lake holds them"
+                f"and {found.late_rows} rows after their bucket had closed, and the lake holds them"
             )
         yield sentence
 
@@ -698,18 +687,14 @@ def serving_sentences(summary: DemoSummary) -> Iterator[str]:
         p99 = (release.p99_ms_before, release.during.p99_ms, release.p99_ms_after)
         yield (
             f"release of version {release.version} under traffic: {_three_digits(release.seconds)} "
-            "s, "
-            f"{release.during.requests_failed} requests failed; p99 of a second before, during, "
-            "after: "
-            f"{', '.join(map(_three_digits, p99))} ms"
+            f"s, {release.during.requests_failed} requests failed; p99 of a second before, during, "
+            f"after: {', '.join(map(_three_digits, p99))} ms"
         )
     if (bad := summary.bad_release) is not None:
         yield (
             f"bad release of version {bad.made.version} automatically rolled back to version "
-            f"{bad.rolled_back.version} "
-            "after "
-            f"{bad.rolled_back.seconds:.1f} s, {bad.during.requests_failed} requests failed: "
-            f"{bad.rolled_back.why}"
+            f"{bad.rolled_back.version} after {bad.rolled_back.seconds:.1f} s, "
+            f"{bad.during.requests_failed} requests failed: {bad.rolled_back.why}"
         )
     for found in summary.verified:
         yield (

@@ -74,8 +74,7 @@ def check_repository(repository: Path) -> None:
 
 _ASK_PYTHON = (
     "import json, sys, sysconfig; print(json.dumps([sysconfig.get_path('purelib'), "
-    "sysconfig.get_config_var('LIBDIR'),"
-    " '%d.%d' % sys.version_info[:2]]))"
+    "sysconfig.get_config_var('LIBDIR'), '%d.%d' % sys.version_info[:2]]))"
 )
 
 
@@ -445,8 +444,9 @@ class TritonServer:
             raise
 
     def _is_ready(self) -> bool:
-        # The metrics port opens last. If a server cannot open this port, it ends. The check calls
-        # gRPC only after that, because a refused gRPC connection would delay the next attempt.
+        # The metrics port opens last. If a server cannot open this port, it ends. gRPC is called
+        # only when the metrics port answers, because a refused gRPC connection would delay the next
+        # attempt.
         if not answers(self.metrics_url):
             return False
         from tritonclient.grpc import InferenceServerClient

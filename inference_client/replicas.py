@@ -134,7 +134,7 @@ class Replica:
         self.is_out, self._out_until = True, self._clock() + seconds
 
     def is_due(self) -> bool:
-        """Return whether the replica is out of use and a copy of a request should test it now."""
+        """Return whether it is time to test an unused replica with a copy of a request."""
         return self.is_out and not self.connection.calls and self._clock() >= self._out_until
 
 

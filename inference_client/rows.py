@@ -83,8 +83,8 @@ def feature_rows(
 
     A numeric value is a number. A category is a whole number, a whole number as text, or a boolean.
     A feature with string categories accepts any text. Missing values are None, NaN, pandas' NA, and
-    some texts such as the empty text (`contracts.values`). A list is a list or an array of
-    categories, and None is an empty list.
+    some texts such as the empty text (`contracts.values`). The value of a list feature is a list or
+    an array of categories. None counts as an empty list.
 
     Args:
         rows: Rows by column name. An object of type `FeatureRows` is copied unchanged.
@@ -113,8 +113,8 @@ def feature_rows(
     if len(named) > len(features.names) - len(absent):
         unknown = next(name for name in named if name not in features.names)
         raise ContractError(
-            f"rows have a column {unknown!r}, which is not a feature"
-            f"{nearest(unknown, features.names)}"
+            f"rows have a column {unknown!r}, which is not a "
+            f"feature{nearest(unknown, features.names)}"
         )
     if not may_lack_columns and (lacking := [name for name in absent if name in features.needed]):
         raise ContractError(f"rows lack columns {lacking}, expected {', '.join(features.names)}")

@@ -51,7 +51,7 @@ logger = logging.getLogger(__name__)
 
 _SERVER = re.compile(r"(dns:///)?[^/\s]+:\d+")
 _MAX_COLUMNS = 3
-"""During a version switch, maximum number of sets of columns that one attempt tries."""
+"""Maximum number of versions whose columns one attempt sends during a version switch."""
 _OUTPUTS = [InferRequestedOutput(PROBABILITY_OUTPUT.name)]
 
 
@@ -118,8 +118,8 @@ class ClientSettings:
     them."""
     max_in_flight: int = 16
     """For each replica, maximum number of concurrent requests whose callers are waiting. Callers
-    that got `DeadlineExpired` no longer wait. With their calls, up to four times this number of
-    calls may be unanswered."""
+    that got `DeadlineExpired` no longer wait, but the server may still process their calls. A
+    replica has at most four times this number of unanswered calls."""
     max_waiting: int = 4096
     """Maximum number of callers that wait for a free slot. Further callers get `Overloaded`
     immediately."""
@@ -469,8 +469,8 @@ def _read_reply(reply: Any, num_rows: int, server: str) -> Scored:
         raise BadReply(f"server {server} sent no output {PROBABILITY_OUTPUT.name}")
     if scores.dtype != np.float32 or scores.shape != (num_rows, PROBABILITY_OUTPUT.width):
         raise BadReply(
-            f"server {server} sent {scores.dtype} {list(scores.shape)}, "
-            f"expected float32 {[num_rows, PROBABILITY_OUTPUT.width]}"
+            f"server {server} sent {scores.dtype} {list(scores.shape)}, expected float32 "
+            f"{[num_rows, PROBABILITY_OUTPUT.width]}"
         )
     flat = scores[:, 0]
     # For NaN, both of the following comparisons are False.

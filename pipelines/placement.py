@@ -121,9 +121,9 @@ class Placement:
     mount_path: str = "/evergreen"
     """Folder in the pods where the volume is mounted."""
     accelerator: str = "nvidia.com/gpu"
-    """Extended resource that training requests. Empty means no GPU. On GKE, a MIG slice is also
-    called `nvidia.com/gpu`, and `gpu_nodes` selects its nodes by their partition size. With the
-    strategy `mixed`, NVIDIA's device plugin names a slice by its size, such as
+    """Kubernetes resource of the GPUs for the training step. An empty text means no GPU. On GKE, a
+    MIG slice is also called `nvidia.com/gpu`, and `gpu_nodes` selects its nodes by their partition
+    size. With the strategy `mixed`, NVIDIA's device plugin names a slice by its size, such as
     `nvidia.com/mig-1g.5gb`."""
     gpu_nodes: Nodes = Nodes(tolerations=(Toleration(key="nvidia.com/gpu"),))
     """Nodes for steps that request an accelerator. The setting has no effect without an
@@ -185,8 +185,8 @@ class Placement:
     """Address of a running Dask scheduler whose workers have extraction's image. With an empty
     text, the step uses processes in its own pod."""
     preprocessing_dask_scheduler: str = ""
-    """Address of a running Dask scheduler whose workers have preprocessing's image. Empty means
-    processes in the step's pod."""
+    """Address of a running Dask scheduler whose workers have preprocessing's image. With an empty
+    text, the step uses processes in its own pod."""
     beam_options: str = ""
     """Beam pipeline options for statistics of very large windows, such as
     `--runner=DataflowRunner`. With an empty text, the step computes the statistics in its own
@@ -206,21 +206,19 @@ class Placement:
         expect(self, "at least 1", lambda value: value >= 1, "training_gpus", "training_processes")
         if self.training_gpus > 1 and self.backend == "pytorch":
             raise ContractError(
-                f"training_gpus is {self.training_gpus} with backend {self.backend}, which trains "
-                "on one GPU, "
-                "expected 1, or backend hugectr or torchrec"
+                f"training_gpus is {self.training_gpus}, expected 1 with backend {self.backend}; "
+                "only hugectr and torchrec train on several GPUs"
             )
         if self.training_processes > 1 and self.backend != "torchrec":
             raise ContractError(
-                f"training_processes is {self.training_processes} with backend {self.backend}, "
-                "which trains in one "
-                "process, expected 1, or backend torchrec"
+                f"training_processes is {self.training_processes}, expected 1 with backend "
+                f"{self.backend}; only torchrec trains in several processes"
             )
         if self.backend == "torchrec" and self.accelerator and self.fbgemm != "gpu":
             raise ContractError(
-                f"backend is torchrec with accelerator {self.accelerator!r} and fbgemm is "
-                f"{self.fbgemm!r}, expected accelerator '' or fbgemm gpu: the training image has "
-                "FBGEMM's kernels for CPUs unless it was built with --build-arg FBGEMM=fbgemm-gpu"
+                f"fbgemm is {self.fbgemm!r}, expected 'gpu' for backend torchrec with accelerator "
+                f"{self.accelerator!r}. Build the training image with --build-arg "
+                "FBGEMM=fbgemm-gpu, because its default FBGEMM has only CPU kernels"
             )
         if (
             self.backend == "torchrec"
@@ -229,17 +227,15 @@ class Placement:
         ):
             raise ContractError(
                 f"training_processes is {self.training_processes} with {self.training_gpus} "
-                "training_gpus, expected "
-                "equal "
-                "numbers: backend torchrec has one process for each GPU"
+                "training_gpus, expected equal numbers: backend torchrec has one process for each "
+                "GPU"
             )
         many = self.trainer == "kubeflow" and self.backend == "torchrec"
         if self.training_nodes < 1 or (self.training_nodes > 1 and not many):
             raise ContractError(
                 f"training_nodes is {self.training_nodes} with trainer {self.trainer} and backend "
-                f"{self.backend}, "
-                "expected 1, or more with trainer kubeflow and a backend that trains on several "
-                "nodes"
+                f"{self.backend}, expected 1, or more with trainer kubeflow and a backend that "
+                "trains on several nodes"
             )
         if self.backend == "hugectr" and not self.accelerator:
             raise ContractError(
@@ -266,7 +262,7 @@ class Placement:
 
     @property
     def locations(self) -> dict[str, str]:
-        """Folders and servers of the runs, by name of the steps' arguments."""
+        """Folders and servers of the runs. The keys are names of step arguments."""
         folders = {name: f"{self.mount_path}/{name}" for name in ("lake", "store", "work")}
         return {name: getattr(self, name) or folders.get(name, "") for name in LOCATIONS}
 

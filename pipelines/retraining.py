@@ -24,12 +24,13 @@ from pipelines.placement import Placement, place, train_job_spec
 
 
 def retraining_pipeline(placement: Placement) -> Callable[..., Any]:
-    """Return the pipeline, placed for one cluster.
+    """Return the pipeline with the placement of one cluster.
 
-    Conditions test plain bools, because kfp 2.17 silently skips an If on a NamedTuple field without
-    an Else (kubeflow/pipelines pull request 13313). Each condition costs an additional pod. The
-    condition before deployment is nevertheless needed. Without this condition, a deployment that
-    releases nothing would be shown as successful on Kubeflow's page.
+    Conditions test plain bools, because kfp 2.17 has an error with fields of NamedTuples. It
+    silently skips an `If` on such a field if there is no `Else` (kubeflow/pipelines pull request
+    13313). Each condition costs an additional pod. The condition before deployment is nevertheless
+    needed. Without this condition, a deployment that releases nothing would be shown as successful
+    on Kubeflow's page.
     """
     locations = placement.locations
     # Kubeflow replaces a constant that equals one of these placeholders, but not one inside a

@@ -145,8 +145,8 @@ def _git_revision(dirty: bool) -> str:
     if changed and not dirty:
         raise ContractError(
             f"{len(changed)} files are not committed, such as {changed[0].split(maxsplit=1)[1]}: a "
-            "tag by revision "
-            "would not identify the content of the image. Commit them, or set DIRTY=1 (--dirty)"
+            "tag by revision would not identify the content of the image. Commit them, or set "
+            "DIRTY=1 (--dirty)"
         )
     return f"{revision}-dirty" if changed else revision
 
@@ -154,8 +154,9 @@ def _git_revision(dirty: bool) -> str:
 def _write_digests(engine: str, references: Mapping[str, str], path: Path) -> None:
     """Write the digest of each pushed image, one `repository@sha256:...` per line.
 
-    Podman compresses an image again for a push, so its `RepoDigests` are the digests of the local
-    image. Podman's push command has written the registry's digest.
+    Podman compresses an image again when it pushes the image. For Podman, `RepoDigests` are
+    therefore digests of the local image, and the registry's digest is read from the file that the
+    push wrote.
 
     Raises:
         PermanentError: the engine has no digest of an image, so the image was not pushed.

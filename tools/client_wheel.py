@@ -34,8 +34,8 @@ _EXTRAS = {
 }
 """Optional packages, for a traffic plan in a bucket or for an event log."""
 _LOCKS = ("driver.lock", "serving.lock")
-"""Locks that define the minimum version of each dependency: the oldest version in any lock. Tests
-run the wheel with the versions of both locks."""
+"""Lock files that define the wheel's minimum versions. The minimum is the older of a package's
+versions in these files. Tests run the wheel with the versions of each lock."""
 _PROJECT = """\
 [build-system]
 requires = ["setuptools"]

@@ -36,7 +36,7 @@ GLOSSARY = {
     r"line of models": "lineage",
     r"judg(?:e|es|ed|ing)": "evaluate, compare or decide",
 }
-"""Patterns of words to avoid, each with the field's term."""
+"""Patterns of words to avoid, each with the technical term to use instead."""
 _IS_EXEMPT = re.compile(r"property|fixture|overload|setter|component|pipeline")
 
 

@@ -60,7 +60,7 @@ def _exporters(
     Exporters are imported late, because each client takes seconds to import.
     """
     if mlflow:
-        # Disable usage reports, four minutes of retries for an unreachable server, and printed
+        # The client must not report usage, retry an unreachable server for four minutes, or print
         # addresses.
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")

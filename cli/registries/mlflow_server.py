@@ -152,7 +152,10 @@ def _number_of(client: MlflowClient, release: Release, card: ModelCard, *, run_i
 
 
 def _point(client: MlflowClient, name: str, aliases: dict[str, str | None]) -> None:
-    """Set each alias to the MLflow version with this number. Remove the alias if it is None."""
+    """Set each alias to the MLflow version with this number.
+
+    Remove each alias whose number is None.
+    """
     found = client.get_registered_model(name).aliases
     for alias, number in aliases.items():
         if number == found.get(alias):

@@ -216,8 +216,8 @@ class CategoryTable:
         """Build the table of `column` with weights drawn from `random`."""
         ranks = np.arange(1, column.cardinality, dtype=np.float64)
         rest = ranks**-column.exponent
-        # Zipf-Mandelbrot distribution: flatten the frequencies until the category with the share
-        # `head` is the most frequent one.
+        # Zipf-Mandelbrot distribution: increase the offset of the ranks until no other category has
+        # a larger share than `head`.
         while (1.0 - column.head) * rest[0] / rest.sum() > column.head:
             ranks += 1.0
             rest = ranks**-column.exponent
@@ -243,9 +243,9 @@ class CategoryTable:
     def rotated(self, random: Generator) -> "CategoryTable":
         """Return a table with the same categories and frequencies, but with permuted weights.
 
-        Several random permutations are drawn, and the one with the lowest correlation to the old
-        weights is used. With few categories, a single permutation may keep half of the relation to
-        the old weights, or reverse the relation.
+        Several random permutations are drawn. The permutation with the lowest absolute correlation
+        to the old weights is used. With few categories, a single random permutation can have a high
+        positive or negative correlation.
         """
         shares, old = self.row_shares, self.weights.astype(np.float64)
         best, best_relation = old, np.inf
@@ -296,7 +296,8 @@ class Tables:
     categories: list[CategoryTable]
     """One table per categorical column."""
     interactions: list[tuple[int, int, NDArray[np.float32]]]
-    """Pairs of column positions with their weights [buckets * buckets]."""
+    """Pairs of interacting columns. Each entry has the positions of two columns and a flat array of
+    weights, [buckets * buckets]."""
 
     def draw(self, n: int, random: Generator) -> TableRows:
         """Draw `n` independent rows."""

@@ -176,7 +176,9 @@ class SimulatedTraffic:
         Rows that were drawn in advance are discarded.
         """
         if self._drifted is None:
-            raise ContractError("--drifted-simulator is absent, expected it for drift")
+            raise ContractError(
+                "--drifted-simulator is absent, expected a file, because the traffic has to drift"
+            )
         self._simulator, self._chunk = self._drifted, None
 
     @property
@@ -279,7 +281,10 @@ class FileTraffic:
     def drift(self) -> None:
         """Change the drift columns (see `Traffic.drift`)."""
         if not self._drift_columns:
-            raise ContractError("--drift-columns is empty, expected it for drift")
+            raise ContractError(
+                "--drift-columns is empty, expected at least one column, because the traffic has "
+                "to drift"
+            )
         self._has_drifted = True
 
     @property
@@ -316,7 +321,8 @@ def _is_present(values: NDArray[Any]) -> NDArray[np.bool_]:
 def _mirrored(values: NDArray[Any], counts: NDArray[np.int64]) -> NDArray[Any]:
     """Replace each of the ascending `values` by its mirror image at the median.
 
-    A value with k rows above it is replaced by a value with k rows below it.
+    For example, the highest value becomes the lowest. `counts` has the number of rows of each
+    value.
 
     >>> _mirrored(np.array([0.0, 1.0, 5.0]), np.array([1, 1, 1])).tolist()
     [5.0, 1.0, 0.0]

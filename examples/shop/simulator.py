@@ -67,7 +67,7 @@ class Shop:
 
     @classmethod
     def open(cls, random: Generator) -> "Shop":
-        """Draw a shop from `random`."""
+        """Create a shop with random items and users."""
         order = random.random((NUM_ITEMS, len(GENRES))).argsort(axis=1)
         genres = order < random.integers(1, MAX_GENRES + 1, (NUM_ITEMS, 1))
         taste = random.normal(size=(len(COUNTRIES), len(GENRES)))
@@ -84,9 +84,9 @@ class Shop:
 
 
 def write_clicks(path: Path, *, rows: int, seed: int) -> dict[str, Any]:
-    """Write a log of whole pages, and return its counts and the best possible AUC.
+    """Write a file of simulated clicks, and return its counts and the best possible AUC.
 
-    The log has `rows` rows, or a few more to complete the last page.
+    The file has `rows` rows, or a few more to complete the last page of items.
     """
     table, probability = draw(rows, seed)
     path.parent.mkdir(parents=True, exist_ok=True)

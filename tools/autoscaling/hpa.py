@@ -265,7 +265,8 @@ def with_queue_target(spec: Autoscaler, target: float) -> Autoscaler:
     """
     if QUEUE_METRIC not in [each.name for each in spec.metrics]:
         raise ContractError(
-            f"the autoscaler has no metric {QUEUE_METRIC}, expected it, because its target is given"
+            f"the autoscaler has no metric {QUEUE_METRIC}, expected this metric for a target of "
+            "the queue time"
         )
     metrics = (
         replace(each, target=target) if each.name == QUEUE_METRIC else each for each in spec.metrics

@@ -39,8 +39,8 @@ class ServiceTimes:
     rows: tuple[int, ...]
     """Numbers of rows, ascending."""
     medians: tuple[float, ...]
-    """Median seconds at each of `rows`, interpolated linearly. For more rows than the largest of
-    `rows`, the last slope continues. The time never decreases."""
+    """Median seconds at each of `rows`, interpolated linearly. Beyond the last number in `rows`,
+    the last two medians are extrapolated linearly. The time never decreases."""
     quantiles: tuple[tuple[float, float], ...] = ((0.0, 1.0), (1.0, 1.0))
     """Pairs of a probability and a multiple of the median, in ascending order. Values in between
     are interpolated linearly."""

@@ -119,16 +119,17 @@ def read_trace(path: Path) -> Trace:
     trace = Trace(seconds, rates[:-1], rows[:-1].astype(np.int64), path.name)
     if (most := float((trace.rates * np.diff(trace.starts)).max())) > _MOST_OF_STEP:
         raise ContractError(
-            f"{path} has a step of {most:.3g} requests, "
-            f"expected at most {_MOST_OF_STEP:g}: split it"
+            f"{path} has a step of {most:.3g} requests, expected at most {_MOST_OF_STEP:g}: split "
+            "it"
         )
     return trace
 
 
 def day(peak: float, seed: int, rows: int) -> Trace:
-    """Return a day in minutes, with a minimum at 04:00, a maximum at 16:00 and 5 % noise.
+    """Return a trace of one day, with one rate per minute and 5 % noise.
 
-    At 22:00, the rate triples at once for 20 minutes.
+    The rate has its minimum at 04:00 and its maximum at 16:00. At 22:00, the rate triples for 20
+    minutes.
 
     Args:
         peak: Requests per second at the maximum.
@@ -143,9 +144,9 @@ def day(peak: float, seed: int, rows: int) -> Trace:
 
 
 def spike(peak: float, seed: int, rows: int) -> Trace:
-    """Return two hours at a third of `peak` with 5 % noise, and a spike.
+    """Return a trace of two hours with a constant rate, 5 % noise and one spike.
 
-    The rate jumps to `peak` at 0:40 for 30 minutes.
+    The constant rate is a third of `peak`. At 0:40, the rate rises to `peak` for 30 minutes.
     """
     rates = peak / 3 * _noise(120, seed)
     rates[40:70] *= 3

@@ -355,7 +355,7 @@ def test_requests_without_numbers_in_another_order_are_refused_not_mixed(tmp_pat
     other = [row for at in range(0, 300, 3) for row in made[at : at + 3][::-1]]
     with pytest.raises(
         ContractError,
-        match=r"2\d\d of \d+ rows have the request and row of a row in the lake .*data.row",
+        match=r"2\d\d of \d+ rows have the same request and row number as a row .*data.row",
     ):
         run(tmp_path, write(tmp_path / "b.csv", other), data=names)
     assert len(in_lake(tmp_path)) == 300
