@@ -57,8 +57,8 @@ class Backfilled(NamedTuple):
     num_rows: int
     num_malformed: int
     num_duplicates: int
-    """Same as `RawDataset.num_duplicates`. The next two fields also repeat fields of
-    `RawDataset`."""
+    """Same as `RawDataset.num_duplicates`. `num_updated` and `num_conflicting` are defined there
+    too."""
     num_updated: int
     num_conflicting: int
     replaces: list[str]
@@ -113,7 +113,7 @@ def backfill(
         copies.check(num_rows, max_fraction=limits.max_conflicting_fraction, source=f"day {day}")
         if not num_rows:
             raise ContractError(
-                f"{files[0]} and the other files hold no row of {day}, expected some"
+                f"{files[0]} and the other files have no row of {day}, expected at least one row"
             )
         if malformed.num_rows:
             malformed.path.rename(rows / MALFORMED_FILE)
@@ -161,7 +161,7 @@ class DayVersions:
         self._listed = {info.name.removeprefix(f"{self._partition}/"): info.size for info in listed}
 
     def own_files(self) -> list[FileMark]:
-        """Return the files of version 0."""
+        """Return the day's files that were not written by a backfill (version 0)."""
         return [FileMark(name, size) for name, size in self._listed.items() if is_own_file(name)]
 
     def claim(self) -> int:

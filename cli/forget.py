@@ -1,4 +1,4 @@
-"""`evergreen admin forget` names everything that holds one user, and with `--yes` removes it.
+"""`evergreen admin forget` lists all stored data of one user. With `--yes`, it removes the data.
 
 The command also lists the models that were trained on the user's rows.
 
@@ -8,9 +8,9 @@ embedding table of this column. If a list in another user's row contains the use
 of the list is removed. Rows are removed file by file from lake, archive and quarantine. Incidents
 and work folders of runs are removed as a whole, because they cannot be replayed or trained again
 without some of their rows. Late outcomes contain only request ids. Late outcomes are therefore
-removed first, while the rows still show which user made each request. Every step of the removal
-leaves complete files. If the command is killed, run it again: it finds what remains. No other
-program may write to these folders during the removal.
+removed first, while the rows still show which user made each request. The removal replaces each
+file by a complete new file. If the command is killed, run it again to remove the remaining rows. No
+other program may write to these folders during the removal.
 
 The command lists models and their golden rows. The command does not remove models or golden rows,
 because the models serve until other models replace them. After the removal, no file shows which

@@ -25,7 +25,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser = CommandParser(prog="evergreen data quarantine", description="Lists quarantined rows.")
     commands = parser.add_subparsers(dest="command", required=True)
     listing = commands.add_parser(
-        "list", help="list how many rows each run quarantined, and where they lie"
+        "list", help="list the number and the folder of the rows that each run quarantined"
     )
     add_store_flag(listing)
     add_listing_flags(listing)

@@ -1,10 +1,10 @@
 """`evergreen audit reproduce` trains a stored model again, and compares each step.
 
 The steps run as commands. The inputs of the steps come from the model's manifests and from the
-notes of its run. The steps work on a view of the model registry, which is in the work folder. In
-this view, files are symbolic links, journals end at the start of the original run, and the
-recommender is the one of the model. Files of the lake that were written later are skipped. The
-command only reads the registry, and neither evaluates nor releases a model.
+notes of its run. The steps read a partial copy of the model registry in the work folder. In this
+copy, files are symbolic links, and journals end at the start of the original run. The copy has the
+recommender of the stored model. Files of the lake that were written later are skipped. The command
+only reads the registry, and neither evaluates nor releases a model.
 
 On the same kind of processor, with the same number of threads, all bytes are equal. Names, times
 and folders of the run are not compared. TFDV's statistics are not compared either, because TFDV

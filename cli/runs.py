@@ -140,7 +140,7 @@ def _start_of(store: Path, run: str) -> str:
 
 
 def read_run(store: Path, run: str) -> RunLine:
-    """Return one run of the registry.
+    """Read a run's notes and its outcome from the registry.
 
     Raises:
         ContractError: a file of the run is corrupt.

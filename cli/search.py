@@ -66,8 +66,8 @@ class Dimension:
     def __post_init__(self) -> None:
         if bool(self.choices) == (self.low < self.high) or (self.log and self.low <= 0):
             raise ContractError(
-                f"choices are {list(self.choices)}, low is {self.low:g} and high {self.high:g}, "
-                "expected choices alone, or low < high, both positive if log is true"
+                f"choices are {list(self.choices)}, low is {self.low:g}, high is {self.high:g}; "
+                "expected either choices, or low < high with a positive low if log is true"
             )
 
     @property

@@ -48,9 +48,9 @@ from evergreen.serving.servers import probe
 logger = logging.getLogger(__name__)
 
 SHADOW_SHARE = 1.0
-"""Share of the requests that both arms score. These requests provide the pairs. If both arms score
-all requests, a canary is decided as early as possible. Clients drop shadow requests that would
-delay served requests (`inference_client.routing`)."""
+"""Share of the requests that both arms score. A pair of scores comes from such a request. If both
+arms score all requests, a canary is decided as early as possible. Clients drop shadow requests that
+would delay served requests (`inference_client.routing`)."""
 
 
 class StaleVerdict(Refused):
@@ -104,10 +104,11 @@ def satisfied(target: DeploymentTarget, state: RequestState) -> Satisfied | None
 
 
 def _wanted_then(state: RequestState) -> int | None:
-    """Return the version that counted as live for the requester. None if no change was in progress.
+    """Return which version was live or becoming live when the request was made.
 
-    During a rollback, this is the version that the rollback restores. During any other change, the
-    result is the version that was live at that time.
+    Returns None if no change was in progress. During a rollback, the result is the version that the
+    rollback restores. During any other change, the result is the version that was live at that
+    time.
     """
     intent = state.intent_then
     if intent is None:
@@ -133,7 +134,7 @@ def announce(target: DeploymentTarget, state: RequestState) -> None:
     """Write the intent of the change that a request asks for.
 
     Raises:
-        Refused: the change may not be made now. `check_may_replace` lists the reasons.
+        Refused: the change may not be made now, for example for a reason in `check_may_replace`.
         ContractError: the request or a file is invalid.
         TemporaryError: a server does not answer, or a previous canary is still draining.
     """

@@ -330,8 +330,8 @@ class VersionCounts(ArmCounts):
     def p99_ms(self, bound: int) -> float | None:
         """Return the median of the readings' lowest (or highest) p99, in milliseconds.
 
-        `bound` selects the lowest (1) or the highest (2) p99 of each reading. Returns None if there
-        are too few readings.
+        A `bound` of 1 selects the lowest p99 of each reading, and a `bound` of 2 the highest.
+        Returns None if there are too few readings.
         """
         return (
             median(each[bound] for each in self.p99) / 1000
@@ -408,7 +408,7 @@ def check_counts(
             "latency ratio",
             (mean, mean_before),
             limits.max_latency_ratio,
-            what="mean time in the model",
+            what="mean inference time",
         ),
         _check_ratio(
             "p99 ratio",
@@ -426,7 +426,7 @@ def _comparable_p99(
     summed, summed_before = version.summed_p99_ms, other.summed_p99_ms
     if summed is not None and summed_before is not None:
         return "p99 of the time to the response", summed, summed_before
-    return "p99 of the time in the model", version.p99_ms(1), other.p99_ms(2)
+    return "p99 of the inference time", version.p99_ms(1), other.p99_ms(2)
 
 
 def _check_ratio(

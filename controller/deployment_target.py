@@ -105,8 +105,8 @@ class TargetSettings:
     stages: CanaryStages = field(default_factory=CanaryStages)
     """How a canary grows."""
     held: ModelRepository | None = None
-    """Model repository whose lock this process holds, or None. `open_repository` then returns this
-    repository."""
+    """Model repository whose lock this process holds, or None. If it is set, `open_repository`
+    returns it."""
     trace: Callable[[ProtocolRule, Desired, Observed], None] = lambda *_: None
     """Function that is called before each move. Its arguments are the rule, and the state that
     selected the rule."""
@@ -132,8 +132,8 @@ class TargetSettings:
         name = self.recommender or served_name(self.store)
         if name is None:
             raise ContractError(
-                f"model registry {self.store} has no release and no recommender, "
-                "expected one of them"
+                f"model registry {self.store} has no release and no recommender, expected one of "
+                "them"
             )
         holder = f"{self.who}, process {os.getpid()} on {socket.gethostname()}"
         # Triton runs as another user, so the files must be readable for everyone.

@@ -41,9 +41,9 @@ Each controller gets a lease with a higher number than all leases before. The re
 the highest lease number. Before each write, the controller compares this number with the number of
 its own lease. If the repository's number is higher, the write is refused. An append to the journal
 cannot be conditional. Readers of the journal therefore ignore an entry if an earlier entry has a
-newer lease. Suppose that a controller finds an intent of another controller. This controller
-announces the intent again under its own lease, and then undoes the change. After that, the other
-controller can no longer record the change.
+newer lease. If a controller finds an intent with an older lease, it announces the intent again
+under its own lease, and then undoes the change. The controller with the older lease can then no
+longer record the change.
 """
 
 from collections.abc import Callable, Iterable
@@ -156,7 +156,8 @@ class Observed:
     attempt: str = NONE
     """State of this controller's current attempt.
 
-    An attempt carries out an intent, or a request that has no intent. An `ABORT` is not an attempt.
+    An attempt carries out an intent, or a request that has no intent. The work on an `ABORT` does
+    not count as an attempt.
     """
     is_blocked: bool = False
     """Whether a move that undoes the intent failed in this attempt."""
@@ -175,7 +176,7 @@ class Observed:
     """Whether all clients have read the traffic plan. True if the plan is old enough or does not
     exist."""
     is_plan_ahead: bool = False
-    """Whether the plan's time is in the future. This happens if the clock was set back."""
+    """Whether the plan's time is in the future, for example because the clock was set back."""
     servers: tuple[Server, ...] = field(default_factory=tuple)
 
 
@@ -227,7 +228,7 @@ class ProtocolRule:
     condition: str
     """The condition as text, for the documentation."""
     holds: Condition
-    """The condition as a function. The condition also requires `state`."""
+    """Function that evaluates the condition, including `state`."""
     move: str
     """One of `MOVES`."""
     then: tuple[str, ...]

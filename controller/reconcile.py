@@ -436,7 +436,7 @@ def _grow(target: DeploymentTarget, state: RequestState) -> None:
     request, plan = state.request, target.repository.read_plan()
     announcing.check_plan(target, request)
     if plan is None or plan.canary is None:
-        raise Refused("there is no canary, expected one that can grow")
+        raise Refused("there is no canary, expected a canary whose share can grow")
     share = _next_share(target, request)
     is_first = request.kind == CANARY
     baseline = {} if is_first else target.settings.stages.read_baseline(plan)

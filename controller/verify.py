@@ -57,8 +57,8 @@ from evergreen.storage.objects import Objects
 from evergreen.storage.uris import is_bucket_uri, open_objects, typed_folder
 
 DEFAULT_TOLERANCE = 1e-6
-"""Largest accepted difference of one probability. Sums may be added in another order, because rows
-were served in other batches, possibly on a GPU."""
+"""Largest accepted difference of one probability. Serving may have added numbers in another order,
+because it used other batches and possibly a GPU."""
 BATCH_ROWS = 16_384
 _SCORES = ((MODEL_VERSION, SCORE), (SHADOW_VERSION, SHADOW_SCORE))
 """Pairs of columns with the version and the score of a row. The second pair has values only in rows

@@ -783,7 +783,7 @@ def _plant_bad_release(demo: _Demo) -> list[LiveChange]:
     )
     if (line := rolled_back()) is None:
         demo.screen.print(
-            "  the rows ran out before there was enough evidence against it", "yellow"
+            "  the rows ran out before there was enough evidence against the bad version", "yellow"
         )
         return []
     back_at = promotion_journal.moment_of(line.time).timestamp()

@@ -74,10 +74,11 @@ class DemoSettings:
     data: Path | None = None
     """A user's file or folder of rows, or None for simulated clicks."""
     recommender: Path | None = None
-    """File that describes the data. None uses the Criteo recommender for Criteo's rows, and drafts
-    a recommender for other rows."""
+    """File that describes the data. If None, Criteo's rows get the Criteo recommender, and other
+    rows get a drafted recommender."""
     rows: int = 250_000
-    """Rows of the simulated lake, or maximum rows read from `data`."""
+    """Number of rows of the simulated lake. If `data` is given, the maximum number of rows to read
+    from it."""
     seed: int = 7
     log: str = "sqlite"
     """Kind of the event log, one of `log_server.LOG_KINDS`."""
@@ -297,9 +298,9 @@ def describe_data(data: Path, draft_to: Path) -> DescribedData:
     lacking = [] if LABEL in roles else [LABEL]
     if lacking := lacking + ([] if any(kind in roles for kind in KINDS) else ["a feature"]):
         raise ContractError(
-            f"{files[0]} has no column that looks like {' or '.join(lacking)}, expected one of "
-            f"each: describe its columns in a file (`evergreen init {files[0]}` drafts it) and "
-            "give it by --recommender"
+            f"{files[0]} has no column that looks like {' or '.join(lacking)}. Draft a recommender "
+            f"file by `evergreen init {files[0]}`, correct the roles of its columns, and pass the "
+            "file by --recommender"
         )
     write_whole(draft_to, draft(sample, name=recommender_name(data.name.partition(".")[0])))
     roles_text = [f"{role}: {', '.join(names)}" for role, names in roles.items()]
@@ -319,7 +320,7 @@ def have_times(data: Path, recommender: Recommender) -> bool:
             each.name for each in read_sample(files[0]).columns
         }
     except ContractError:
-        return False  # ingestion reports the fault
+        return False  # ingestion raises the same error later
 
 
 def _files(data: Path) -> list[Path]:

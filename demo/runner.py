@@ -53,9 +53,9 @@ invalid."""
 STEP_NICENESS = 10
 """Niceness of a step. A server on the same machine runs at niceness 0."""
 _TORCH_THREADS = "1"
-"""Number of threads of a step that uses PyTorch, unless OMP_NUM_THREADS is set. Threads of a
-low-priority step wait for each other, and each of them also waits for all other processes. Beside a
-running server, a training step took 25 s with two threads and 9 s with one."""
+"""Number of threads of a step that uses PyTorch, unless OMP_NUM_THREADS is set. In a low-priority
+step, each thread waits for the other threads and for all other processes. While a server was
+running, a training step took 25 s with two threads, and 9 s with one thread."""
 _STOP_SECONDS = 5.0
 """Time in seconds in which an interrupted step may end by itself."""
 _YIELD = (
@@ -152,7 +152,7 @@ def _task_handler(
     from kfp.local.task_handler_interface import ITaskHandler
 
     class EnvironmentTaskHandler(ITaskHandler):  # type: ignore[misc]
-        """Runner of one task's command as a process in its own group."""
+        """Handler that runs the command of one task as a process with its own process group."""
 
         def __init__(
             self,

@@ -39,7 +39,7 @@ _MAX_ROLLBACK_SECONDS = 60.0
 _WIDE_INTERVAL = 0.06
 """Maximum width of an AUC's 95 % interval. With a wider interval, the AUC is called uncertain."""
 _SECONDS_BESIDE_RELEASE = 10
-"""Seconds of traffic before a release and after it. The release is compared with this traffic."""
+"""Seconds of traffic that are evaluated before a release and after it."""
 
 Lines = Sequence[Mapping[str, Any]]
 """Lines of a JSON-lines file, as defined by its writer."""
@@ -148,7 +148,7 @@ class VersionNumbers:
     trained_until: str
     """Time of the newest training row of the version."""
     evaluation_rows: int
-    """Number of evaluation rows. All these rows are newer than the training rows."""
+    """Number of evaluation rows, which are all newer than the training rows."""
     parent: str | None
     gate: str
     reason: str

@@ -55,7 +55,8 @@ def models_to_load(repository: Path) -> list[str]:
 def check_repository(repository: Path) -> None:
     """Check that Triton can start with the content of `repository`, which may be empty.
 
-    A model from another source names no versions in its configuration, and is not checked.
+    Models without `version_policy` in their configuration are not checked, because Evergreen did
+    not write them.
 
     Raises:
         ContractError: a configured version is absent or lacks a file. Triton would hang at its

@@ -133,7 +133,7 @@ class Ranking:
 
 
 def _positions_of(count: int) -> NDArray[np.int32]:
-    """Return [count] positions in a list, from 1."""
+    """Return the positions 1 to `count` of a list, shape [count]."""
     return np.arange(1, count + 1, dtype=np.int32)
 
 

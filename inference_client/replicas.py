@@ -44,8 +44,8 @@ class Connection:
         self.num_waiting = 0
         """Number of calls with a waiting caller."""
         self.slowest = 0.0
-        """Duration of the slowest recent answer in seconds. Each faster answer decreases the value
-        by at most 10 %."""
+        """Duration of the slowest recent answer in seconds. After each faster answer, this duration
+        decreases by at most 10 %."""
         self._last_end = clock()
 
     def start(self, send_call: SendCall) -> asyncio.Future[Any]:

@@ -291,7 +291,7 @@ def _columns_by_name(rows: Any) -> Mapping[str, Any]:
 
 
 _NO_COLUMNS = (str, bytes, bytearray, Mapping, set, frozenset)
-"""Types that have a length, but cannot be a column of values in a fixed order."""
+"""Types that have a length, but are not accepted as the values of a column."""
 
 
 def _type_name(values: Any) -> str:

@@ -350,7 +350,7 @@ class ScoringClient:
     async def _call_version(
         self, request: _Request, dense: NDArray[np.float32], categorical: NDArray[np.int64]
     ) -> Any:
-        """Send the rows in the columns of the newest version, and return the reply."""
+        """Send the feature columns that the newest version expects, and return the reply."""
         if self._own_columns is None:
             return await self._call_server(request, _input_tensors(dense, categorical))
         for _ in range(_MAX_COLUMNS):

@@ -160,10 +160,11 @@ class Placement:
     device: typing.Literal["cpu", "gpu"] = "cpu"
     """Device on which onnxruntime runs. A MIG slice is a GPU."""
     backend: typing.Literal["pytorch", "hugectr", "torchrec"] = "pytorch"
-    """Trainer of the training step, which also decides its image."""
+    """Training engine. The training step runs in the image of this engine."""
     fbgemm: typing.Literal["cpu", "gpu"] = "cpu"
-    """Build of FBGEMM (TorchRec's kernels) in the training image. `gpu` states that the image was
-    built with `--build-arg FBGEMM=fbgemm-gpu`. `torchrec` needs this build with an accelerator."""
+    """Build of FBGEMM (TorchRec's kernels) in the training image. Set `gpu` if the image was built
+    with `--build-arg FBGEMM=fbgemm-gpu`. The backend `torchrec` needs this build if there is an
+    accelerator."""
     training_gpus: int = 1
     """Number of GPUs of the training step, which share each batch. Only `hugectr` and `torchrec`
     support more than one GPU."""

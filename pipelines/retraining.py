@@ -28,13 +28,12 @@ def retraining_pipeline(placement: Placement) -> Callable[..., Any]:
 
     Conditions test plain bools, because kfp 2.17 has an error with fields of NamedTuples. It
     silently skips an `If` on such a field if there is no `Else` (kubeflow/pipelines pull request
-    13313). Each condition costs an additional pod. The condition before deployment is nevertheless
-    needed. Without this condition, a deployment that releases nothing would be shown as successful
-    on Kubeflow's page.
+    13313). Each condition costs an additional pod. Without the condition before deployment,
+    Kubeflow's page would show a deployment that releases nothing as successful.
     """
     locations = placement.locations
-    # Kubeflow replaces a constant that equals one of these placeholders, but not one inside a
-    # longer string. The first placeholder is empty if a schedule starts the run.
+    # Kubeflow replaces a placeholder only if it is the complete constant, and not if it is part of
+    # a longer string. The first placeholder is empty if a schedule starts the run.
     run_arguments = {
         "run": dsl.PIPELINE_JOB_NAME_PLACEHOLDER,
         "run_resource": dsl.PIPELINE_JOB_RESOURCE_NAME_PLACEHOLDER,

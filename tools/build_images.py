@@ -75,7 +75,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"--tag is {tag!r}, expected an immutable tag of letters, digits, _ . -"
         )
     if arguments.push and not arguments.registry:
-        raise ContractError("--push is given without --registry, expected the registry to push to")
+        raise ContractError(
+            "--push is given without --registry, expected --registry with the target of the push"
+        )
     engine = arguments.engine
     # Podman would resolve a name without a registry to an image in any registry, and tag that
     # image.

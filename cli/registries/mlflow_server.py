@@ -57,7 +57,7 @@ def export(uri: str, exported: Exported) -> None:
         }
         runs = {
             card.model_id: _run_of(client, experiment, card, found=known.get(card.model_id))
-            for card in exported.rounds
+            for card in exported.cards
         }
         numbers = {
             each.version: _number_of(client, each, card, run_id=runs[card.model_id])

@@ -12,10 +12,10 @@ are the differences to the plan's `baseline`. The differences are summed over th
 any division, which avoids a mean of means. The counters of a new or restarted server include its
 warm-up, which is slow (measured: 70 requests at three times the usual time). The warm-up requests
 would weigh more in the smaller arm. A server without a recorded baseline is therefore left out
-(`uncounted`). The next step records its baseline. When a server leaves, its requests are no longer
-in the counts of either arm. A restarted server counts from 0 again. If its counters have passed
-their recorded baseline by the next step, the restart is not detected. The counts of both arms are
-then too low, but never negative.
+(`uncounted`) until the next step records a baseline for it. When a server leaves, its requests are
+no longer in the counts of either arm. A restarted server counts from 0 again. If its counters have
+passed their recorded baseline by the next step, the restart is not detected. The counts of both
+arms are then too low, but never negative.
 
 Triton reports totals and no medians. The p99 is therefore read in two forms. The quantiles of a
 server (`QUANTILES`) cannot be summed over servers. The buckets of a histogram (`HISTOGRAM`) can be
@@ -69,10 +69,10 @@ COUNTERS = {
     "infer_us": "nv_inference_compute_infer_duration_us",
     "cache_hits": "nv_cache_num_hits_per_model",
 }
-"""Triton's name of each counter. `infer_us` is the total time of all computed requests in the
-model."""
+"""Triton's name of each counter. `infer_us` is the total inference time of all computed
+requests."""
 QUANTILES = "nv_inference_compute_infer_summary_us"
-"""Triton's quantiles of the time in the model, computed over the requests of the last minute on one
+"""Triton's quantiles of the inference time, computed over the requests of the last minute on one
 server."""
 HISTOGRAM = "nv_inference_first_response_histogram_ms"
 """Triton's histogram of the total request time, including the time in the queue."""
@@ -259,12 +259,14 @@ def counted(
                     f"metrics of {source} cannot be read: {name} is {sample.value}, expected a "
                     "count from 0"
                 )
-            found[arm][_NAMES[name]] += sample.value  # failures have one line per reason
+            found[arm][_NAMES[name]] += (
+                sample.value
+            )  # the metrics text has one line per reason of a failure
     return found
 
 
 def read_p99(text: str, arm: Arm, *, source: str = "server") -> float | None:
-    """Return the p99 of the time in the model in microseconds, over the server's last minute.
+    """Return the p99 of the server's inference time in microseconds, over the last minute.
 
     Returns None if there were no requests, or if the server has no quantiles. Triton computes
     quantiles only if they are enabled, and never for a model with a response cache.

@@ -59,7 +59,7 @@ class SimulatedRows(NamedTuple):
     probability: NDArray[np.float64]
     """[n] true probability of a click."""
     label: NDArray[np.int32]
-    """[n] 1 = click."""
+    """Labels, shape [n]: 1 for a click, and 0 for no click."""
 
 
 @dataclass(frozen=True, kw_only=True)

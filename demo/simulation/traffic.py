@@ -34,7 +34,8 @@ class LabelledRows(NamedTuple):
 
     features: FeatureRows
     label: NDArray[np.int32]
-    """[n] 1 = click. Zeros if labels were not requested."""
+    """Labels, shape [n]: 1 for a click, and 0 for no click. All are 0 if labels were not
+    requested."""
     request: list[str] | None = None
     """Request id of each row. None if request ids were not requested."""
 
@@ -127,7 +128,7 @@ class Request(NamedTuple):
 
     features: FeatureRows
     label: NDArray[np.int32]
-    """[n] 1 = click."""
+    """Labels, shape [n]: 1 for a click, and 0 for no click."""
     probability: NDArray[np.float64] | None
     """True click probabilities, shape [n], or None for real rows."""
 

@@ -162,7 +162,7 @@ def test_two_real_trials_are_evaluated_by_same_rows_and_release_nothing(tmp_path
         ("gate.min_auc: {low: 0.1, high: 0.2}", "of preprocessing, model, training"),
         (
             "training.seed: {low: 3, high: 2}",
-            "low is 3 and high 2, expected choices alone, or low < high",
+            "low is 3, high is 2; expected either choices, or low < high",
         ),
         ("training.seed: {low: x}", "training.seed.low is 'x', expected int | float"),
     ],

@@ -188,8 +188,8 @@ def _not_negative(text: str) -> float:
 
 def _positive(text: str) -> float:
     number = _not_negative(text)
-    # Kubernetes' quantities are multiples of a thousandth. The maximum allows a million requests
-    # per second.
+    # Kubernetes' quantities are multiples of a thousandth. The upper limit is far above any
+    # expected rate or time.
     if not 0.001 <= number <= 1e6:
         raise argparse.ArgumentTypeError(f"{text!r}, expected 0.001 to 1e6")
     return number

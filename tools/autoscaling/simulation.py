@@ -1,8 +1,8 @@
 """Simulate a trace of requests with pods, Prometheus and the autoscaler.
 
-Clients choose among the ready pods at random, like many clients with a list of addresses. Simulated
-time advances from event to event. Events are scrapes, syncs of the autoscaler, pods that become
-ready, and steps of the trace. The result depends only on the settings and the seed.
+Each request goes to a random ready pod, as if many clients had a list of the pods' addresses.
+Simulated time advances from event to event. Events are scrapes, syncs of the autoscaler, pods that
+become ready, and steps of the trace. The result depends only on the settings and the seed.
 
 The two metrics that scale Triton come from the counters that Prometheus scrapes. Queue time per
 request is the growth of all pods' queue time divided by the growth of their answered requests.
@@ -135,8 +135,8 @@ class SimulatedRun:
 
     moments: list[SyncState] = field(default_factory=list)
     waits: list[NDArray[np.float32]] = field(default_factory=list)
-    """Queue times in seconds, one array per sync. An array has the requests whose batch started
-    since the previous sync. The last array has the requests after the last sync."""
+    """Queue times in seconds, one array per sync. Each array contains the requests whose batch
+    started since the previous sync. The last array contains the requests after the last sync."""
     num_arrived: int = 0
     num_without_pod: int = 0
     """Number of requests that arrived while no pod was ready."""
@@ -159,9 +159,7 @@ class Simulation:
         if trace.seconds < SYNC_SECONDS:
             raise ContractError(
                 f"trace {trace.name} lasts {trace.seconds:g} s, expected at least {SYNC_SECONDS:g} "
-                "s, the time between "
-                "two "
-                "syncs of the autoscaler"
+                "s, the time between two syncs of the autoscaler"
             )
         known = (QUEUE_METRIC, PENDING_METRIC)
         if unknown := {metric.name for metric in spec.metrics}.difference(known):

@@ -92,8 +92,8 @@ def read_trace(path: Path) -> Trace:
             )
         if len(body.split()) < 2:
             raise ContractError(
-                f"{path} has fewer than two lines, expected at least two: the last one only ends "
-                "the trace"
+                f"{path} has fewer than two lines, expected at least two, because the last line "
+                "contains only the end time"
             )
         lines = np.loadtxt(
             body.splitlines(), delimiter=",", ndmin=2, usecols=range(header.count(",") + 1)
