@@ -7,9 +7,9 @@ the raw schema.
 
 A writer first claims a version number, so that two writers never share a number. The writer then
 writes the files. Finally, the writer writes a marker, which makes the version visible to readers.
-The objects of an interrupted writer stay, because the writer may still be running slowly. If the
-objects were removed, a slow writer could publish a marker for absent files, and every reader would
-stop. Readers therefore only warn of such objects.
+Objects without a marker are not removed, because their writer may still be running slowly. After a
+removal, a slow writer could publish a marker for absent files, and every reader would stop. Readers
+therefore only log a warning about objects without a marker.
 """
 
 import argparse
@@ -157,7 +157,7 @@ class DayVersions:
             )
         listed = self._objects.list(f"{self._partition}/")
         if is_bucket_uri(lake) and not listed and not self._objects.list():
-            raise ContractError(f"lake {lake} holds no object, expected day partitions")
+            raise ContractError(f"lake {lake} contains no object, expected day partitions")
         self._listed = {info.name.removeprefix(f"{self._partition}/"): info.size for info in listed}
 
     def own_files(self) -> list[FileMark]:

@@ -264,7 +264,7 @@ def _restore_file(source: Path, target: Path, sha256: str) -> None:
             if (found := sha256_file(Path(file.name))) != sha256:
                 raise ContractError(
                     f"{source} has sha256 {found}, expected {sha256}: the backup is corrupt. "
-                    "Restored files stay: repair this one and call restore again"
+                    "Repair this file and call restore again; the other restored files stay"
                 )
             # Set the modification time before the rename to the final name, because extraction
             # recognizes late files by this time.

@@ -127,7 +127,7 @@ COMMANDS: dict[tuple[str, ...], Command] = {
     ("admin", "collect"): Command(
         "evergreen.registry.collect", "list or remove files that no rollback needs"
     ),
-    ("admin", "forget"): Command("cli.forget", "list or remove everything that holds a user"),
+    ("admin", "forget"): Command("cli.forget", "list or remove all stored data of a user"),
     ("simulate", "lake"): Command(_SIMULATION, "write a lake of simulated clicks", ("lake",)),
     ("simulate", "drift"): Command(_SIMULATION, "write a drifted copy of a simulator", ("drift",)),
     ("simulate", "traffic"): Command(
@@ -197,8 +197,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser = Overview(
         prog="evergreen",
         description="Keep a recommender's click model fresh.",
-        epilog="`evergreen COMMAND --help` shows a command's flags and an example.\n"
-        "`evergreen --print-completion bash` (or zsh) prints a script for your shell.",
+        epilog="`evergreen COMMAND --help` shows a command's flags and an example.\n`evergreen "
+        "--print-completion bash` (or zsh) prints a script for your shell.",
     )
     first = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     levels = {"": first}

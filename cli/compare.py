@@ -1,9 +1,9 @@
 """`evergreen audit compare A B` shows how two stored models differ.
 
 The command compares settings and sizes, and the scores of both models on rows that neither model
-was trained on. The rows come from the held-out rows of the model whose training data end later.
-Rows from before the end of the other model's training data are left out. Both models score the rows
-with their stored weights, as in serving. The command changes nothing.
+was trained on. These rows are held-out rows of the model whose training data end later. Only rows
+after the end of the other model's training data are used. Both models score the rows with their
+stored weights, as in serving. The command changes nothing.
 """
 
 import argparse
@@ -88,9 +88,8 @@ def compare(store: Path, a: Model, b: Model) -> Comparison:
     scored = scored.of_rows(scored.event_seconds > cut)
     if not len(scored.labels):
         raise ContractError(
-            f"model {earlier.model_id} was trained on rows up to {earlier.watermark}: no "
-            "held-out row of "
-            f"{later.model_id} is newer, so no row is new to both"
+            f"model {earlier.model_id} was trained on rows up to {earlier.watermark}, expected a "
+            f"newer held-out row of model {later.model_id}"
         )
     slices = cut_slices(scored, is_first_round=None, shown=shown_values(raw))
     decided = check_holdout(scored, slices, raw.recommender.section("gate", GateSettings))
@@ -228,8 +227,7 @@ def _doubts(found: Comparison) -> list[str]:
 def _rows_sentence(found: Comparison) -> str:
     return (
         f"{found.quality.num_rows} held-out rows of model {found.rows_of} with "
-        f"{found.quality.num_clicks} clicks, "
-        "new to both models."
+        f"{found.quality.num_clicks} clicks, new to both models."
     )
 
 

@@ -98,7 +98,7 @@ class Kubectl:
             raise TemporaryError(f"kubectl does not answer: {error}") from error
         if done.returncode:
             lines = [*done.stdout.strip().splitlines(), *done.stderr.strip().splitlines()]
-            # The last line of `kubectl exec` holds only the program's exit code.
+            # The last line of `kubectl exec` contains only the program's exit code.
             output = [line for line in lines if not line.startswith("command terminated")] or [
                 "it failed"
             ]

@@ -329,7 +329,7 @@ def rewrite(objects: Objects, info: ObjectInfo, clean: Cleaning) -> None:
 
 
 def in_rows(objects: Objects, user: User) -> Iterator[Found]:
-    """Yield the files of a lake, an archive or a quarantine that hold rows of the user.
+    """Yield the files of a lake, an archive or a quarantine with rows of the user.
 
     Files of malformed rows are included.
     """
@@ -374,7 +374,7 @@ def in_outcomes(objects: Objects, user: User) -> Iterator[Found]:
 
 
 def in_folders(folders: Iterable[Path], user: User, *, kind: str) -> Iterator[Found]:
-    """Yield the folders that hold a row of the user or an incomplete Parquet file."""
+    """Yield the folders with a row of the user or an incomplete Parquet file."""
     for folder in sorted(folders):
         if any(_is_in_file(path, user) for path in folder.rglob("*") if path.is_file()):
             yield Found(f"{kind}: {folder}", partial(_remove, folder))
@@ -457,7 +457,7 @@ def _traces(store: Path, model: Model, user: User) -> list[str]:
         listed = read_reference(folder / Model.REFERENCE).profile.columns.get(user.column)
         known["training profile"] = np.empty(0) if listed is None else listed.values
     found = [
-        f"its {name} holds the user"
+        f"its {name} contains the user"
         for name, values in known.items()
         if (values == user.category).any()
     ]
@@ -471,7 +471,7 @@ def _traces(store: Path, model: Model, user: User) -> list[str]:
     return [
         *found,
         *(
-            [f"it was trained on {', '.join(trained_on)}, whose rows hold the user"]
+            [f"it was trained on {', '.join(trained_on)}, whose rows contain the user"]
             if trained_on
             else []
         ),
@@ -589,9 +589,9 @@ def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the command's flags."""
     parser = CommandParser(
         prog="evergreen admin forget",
-        description="List everything that holds a user (data.user of the accepted recommender), "
-        "and remove it with --yes. Also list the models that were trained on the user's rows, and "
-        "the run that replaces them.",
+        description="List all stored data of a user (data.user of the accepted recommender), and "
+        "remove the data with --yes. Also list the models that were trained on the user's rows, "
+        "and the run that replaces these models.",
     )
     parser.add_argument(
         "--user", required=True, metavar="ID", help="value of the column, as your files spell it"
@@ -624,7 +624,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(f"user {user.text!r} is category {user.category} of {user.column}")
     print(
         "\n".join(
-            [each.what for each in found] or ["no row, outcome, incident or run holds the user"]
+            [each.what for each in found] or ["no row, outcome, incident or run contains the user"]
         )
     )
     print(
@@ -653,15 +653,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("remove the folders of these models when no rollback to them is wanted")
     if num_waiting:
         print(
-            f"{num_waiting} requests that hold the user are not archived yet: run this command "
-            "again once they are"
+            f"{num_waiting} requests of the user are not archived yet: run this command again "
+            "after the monitor has archived them"
         )
     if absent := [f"--{name}" for name in LOCATIONS if name not in locations]:
         print(f"not searched: {', '.join(absent)}")
     if is_bucket_uri(locations.get("lake", "")):
         print(
-            "the bucket keeps earlier versions of objects as long as its versioning or soft delete "
-            "says"
+            "the bucket may still contain earlier versions of the objects: check its versioning "
+            "and soft delete"
         )
     print(
         "not searched either: the event log's records and dead letters, reports of runs, your own "

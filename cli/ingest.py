@@ -213,7 +213,9 @@ def ingest(
             malformed.check()
         with spool.close() as events:
             if not spool.num_rows:
-                raise ContractError(f"{', '.join(map(str, files))} holds no row, expected some")
+                raise ContractError(
+                    f"{', '.join(map(str, files))} contains no row, expected at least one row"
+                )
             _expect_keys(events, recommender, files, limit=limits.max_conflicting_fraction)
             if not settings.keep_repeated:
                 _leave_out_known(
@@ -346,7 +348,7 @@ def _expect_keys(
 def _leave_out_known(
     events: Events, objects: Objects, source: str, *, keeps_times: bool, limit: float
 ) -> None:
-    """Leave out the rows that other files of the lake hold.
+    """Leave out the rows that other files of the lake already contain.
 
     Raises:
         ContractError: The lake already contains the rows at other times, because an earlier

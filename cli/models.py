@@ -86,7 +86,7 @@ def registry_folder(text: str) -> Path:
     known = ("models", "runs", "recommender", JOURNAL_FILE)
     if any(store.iterdir()) and not any((store / name).exists() for name in known):
         raise ContractError(
-            f"--store {store} holds none of {', '.join(known)}, expected a model registry"
+            f"--store {store} contains none of {', '.join(known)}, expected a model registry"
         )
     return store
 

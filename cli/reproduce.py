@@ -3,8 +3,8 @@
 The steps run as commands. The inputs of the steps come from the model's manifests and from the
 notes of its run. The steps read a partial copy of the model registry in the work folder. In this
 copy, files are symbolic links, and journals end at the start of the original run. The copy has the
-recommender of the stored model. Files of the lake that were written later are skipped. The command
-only reads the registry, and neither evaluates nor releases a model.
+recommender of the stored model. Files that were written to the lake after the original run are
+skipped. The command only reads the registry, and neither evaluates nor releases a model.
 
 On the same kind of processor, with the same number of threads, all bytes are equal. Names, times
 and folders of the run are not compared. TFDV's statistics are not compared either, because TFDV
@@ -132,14 +132,16 @@ class Reproduction:
         ):
             if model_id and not (model_folder(self.store, model_id) / Model.WEIGHTS).is_dir():
                 raise ContractError(
-                    f"weights of {role} {model_id} are absent from {self.store}, expected weights "
-                    "that were not collected"
+                    f"weights of {role} {model_id} are absent from {self.store}, probably removed "
+                    "by garbage collection"
                 )
         if gone := sorted(
             {each["day"] for each in self.model.days} - lake_versions(self.lake).keys()
         ):
             expected = f"expected the training days of model {self.model.model_id}"
-            raise ContractError(f"lake {self.lake} holds no rows of {', '.join(gone)}, {expected}")
+            raise ContractError(
+                f"lake {self.lake} contains no rows of {', '.join(gone)}, {expected}"
+            )
 
     def _view_store(self) -> None:
         view, until, hidden = (

@@ -87,7 +87,8 @@ def build_parser() -> argparse.ArgumentParser:
     runs.add_argument(
         "--host",
         default="",
-        help="address of the KFP API, to list also failed runs that left nothing in the store",
+        help="address of the KFP API; also lists failed runs that wrote nothing to the model "
+        "registry",
     )
     runs.add_argument(
         "--namespace", default="", help="with --host: namespace of a multi-user installation"
@@ -248,7 +249,10 @@ def print_lost_runs(store: Path, server: KubeflowServer, *, newest: int | None) 
     failed = server.failed_runs(experiment, among=newest or 100) if experiment else []
     for run in failed:
         if not left_anything(store, run.run_id):
-            show(f"{run.name} failed and left nothing in the store: {run.text}; see {run.link}")
+            show(
+                f"{run.name} failed and wrote nothing to the model registry: {run.text}; see "
+                f"{run.link}"
+            )
 
 
 def describe_run(store: Path, outcome: RunOutcome) -> str:

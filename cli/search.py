@@ -247,8 +247,8 @@ def search(
     for name, value in {"parameters": given, "space": repr(space)}.items():
         if (known := study.user_attrs.get(name, value)) != value:
             raise ContractError(
-                f"{name} of the study in {file} is {known}, not {value}: expected the same, or "
-                "remove the file to start again"
+                f"{name} is {value}, expected {known} as in the earlier search of {file}; remove "
+                "the file to start again"
             )
         study.set_user_attr(name, value)
     while (number := sum(trial.state.is_finished() for trial in study.trials)) < arguments.trials:
@@ -269,8 +269,8 @@ def search(
         rows = study.user_attrs.get("rows", facts.get("rows"))
         if facts.get("rows", rows) != rows:
             raise PermanentError(
-                f"trial {trial.number} was evaluated on other rows than the first one, because the "
-                f"lake or the live model has changed: remove {file} to start again"
+                f"trial {trial.number} and the first trial were evaluated on different rows, "
+                f"because the lake or the live model has changed: remove {file} to start again"
             )
         study.set_user_attr("rows", rows)
         for name, value in {**facts, "words": words}.items():
@@ -344,7 +344,8 @@ def katib_experiment(
         word for each in space.values() for word in each.words if {'"', "\\"} & set(word)
     ]:
         raise ContractError(
-            f"choice {broken[0]} holds a quote or a backslash, which Katib does not escape in JSON"
+            f"choice {broken[0]} contains a quote or a backslash, which Katib does not escape in "
+            "JSON"
         )
     made: dict[str, Any] = yaml.safe_load(
         Path(__file__).with_name("katib_experiment.yaml").read_text()

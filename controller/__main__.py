@@ -66,7 +66,7 @@ class ReleaseController:
     baking: Baking
     inspection: Inspection
     canary: CanarySettings | None = None
-    """Evidence and rules of canaries. None disables the evaluation of canaries."""
+    """Evidence and rules of canaries. If None, canaries are not evaluated."""
     status: Path | None = None
     """JSON file about the last round: findings by server, number of each finding, the baking
     version, the last step of a canary, replaced files, and errors. None = the status is not written

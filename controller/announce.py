@@ -158,7 +158,8 @@ def _announce_release(target: DeploymentTarget, state: RequestState) -> None:
     _check_prepared(target, request, prepared)
     if not verdict.accepted and not request.is_override:
         raise ContractError(
-            f"verdict on model {request.model_id} is {verdict.decision!r}, expected an accepted one"
+            f"verdict on model {request.model_id} is {verdict.decision!r}, expected an accepted "
+            "verdict"
         )
     options = _options(request)
     check_may_replace(target, verdict, options, is_override=request.is_override)
@@ -187,12 +188,13 @@ def _announce_canary(target: DeploymentTarget, state: RequestState) -> None:
         )
     if (live := target.live) is None:
         raise ContractError(
-            f"model registry {target.store} has no live version, expected one beside a canary"
+            f"model registry {target.store} has no live version, expected a live version before a "
+            "canary starts"
         )
     if (at_work := canary_at_work(target.store)) is not None:
         raise Refused(
-            f"version {at_work.version} is a canary, expected its release or end before another "
-            "starts"
+            f"version {at_work.version} is a canary; release or abort this canary before you start "
+            "another canary"
         )
     options = _options(request)
     check_may_replace(target, verdict, options)
@@ -229,7 +231,7 @@ def _announce_promotion(target: DeploymentTarget, state: RequestState) -> None:
     request, at_work = state.request, canary_at_work(target.store)
     check_plan(target, request)
     if at_work is None:
-        raise Refused("there is no canary, expected one to release")
+        raise Refused("there is no canary, expected a canary to release")
     released = read_release(target.store, at_work.version)
     line = _entry(
         target,
@@ -247,7 +249,7 @@ def _announce_rollback(target: DeploymentTarget, state: RequestState) -> None:
     request, live = state.request, target.live
     if live is None:
         raise ContractError(
-            f"model registry {target.store} has no release, expected one to roll back"
+            f"model registry {target.store} has no release, expected a release to roll back"
         )
     if request.replaces is not None and (
         live.version != request.replaces or live.action == promotion_journal.ROLLBACK
@@ -309,7 +311,8 @@ def _replaced_by(store: Path, live: Promotion) -> int:
     version = next(line.previous_version for line in lines if line.version == live.version)
     if version is None:
         raise ContractError(
-            f"version {live.version} is the first release, expected one with a previous version"
+            f"version {live.version} is the first release, expected a release with a previous "
+            "version"
         )
     return version
 
@@ -335,8 +338,8 @@ def _check_prepared(
     if model.recommender.name != name:
         raise ContractError(
             f"model {model.model_id} is of recommender {model.recommender.name!r}, expected "
-            f"{name!r}, which the store {target.store} serves: another recommender needs another "
-            "store"
+            f"{name!r}, the only recommender of the model registry {target.store}: use a separate "
+            "registry for each recommender"
         )
 
 

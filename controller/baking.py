@@ -350,7 +350,7 @@ def contradiction(found: Findings | None, version: VersionCounts) -> str | None:
     >>> numbers = {UNUSABLE_REQUESTS: 50.0}
     >>> forged = Findings(version=2, state=BAD, reason="NaN", found_at="", numbers=numbers)
     >>> contradiction(forged, VersionCounts(success=7))
-    'the log holds 50 requests without a usable score, and the servers counted 7 requests: NaN'
+    'the log contains 50 requests without a usable score, and the servers counted 7 requests: NaN'
     >>> contradiction(forged, VersionCounts(success=700)) is None
     True
     """
@@ -358,7 +358,7 @@ def contradiction(found: Findings | None, version: VersionCounts) -> str | None:
     if found is None or claimed is None or version.requests >= claimed:
         return None
     return (
-        f"the log holds {claimed:.0f} requests without a usable score, and the servers counted "
+        f"the log contains {claimed:.0f} requests without a usable score, and the servers counted "
         f"{version.requests:.0f} requests: {found.reason}"
     )
 

@@ -150,8 +150,9 @@ class TargetSettings:
         name, known = model.recommender.name, served_name(self.store)
         if promotion_journal.read_entries(self.store) and known != name:
             raise ContractError(
-                f"model {model.model_id} is of recommender {name!r}, expected {known!r}, which the "
-                f"store {self.store} serves: another recommender needs another store"
+                f"model {model.model_id} is of recommender {name!r}, expected {known!r}, the only "
+                f"recommender of the model registry {self.store}: use a separate registry for each "
+                "recommender"
             )
         return replace(self, recommender=name)
 

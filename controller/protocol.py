@@ -78,8 +78,8 @@ class OpenRequest:
     is_expired: bool = False
     """Whether the request's deadline has passed."""
     is_recorded: bool = False
-    """Whether the requested change is made. A change is made once the journal contains it. An
-    `ABORT` is made once the plan has no canary."""
+    """Whether the requested change is complete. A change is complete once the journal contains it.
+    An `ABORT` is complete once the plan has no canary."""
     is_superseded: bool = False
     """Whether a later rollback or abort supersedes the request."""
     has_failed: bool = False

@@ -387,7 +387,7 @@ def _refuse(target: DeploymentTarget, state: RequestState) -> None:
         error = Refused(_SUPERSEDED)
     else:
         error = TemporaryError(f"its deadline {state.request.deadline} passed before it was done")
-    if isinstance(error, UnreadableFile):  # the storage failed, and not an input
+    if isinstance(error, UnreadableFile):  # no input is wrong, the read itself failed
         error = TemporaryError(str(error))
     target.errors[state.id] = error
     if is_own and target.intent is None:

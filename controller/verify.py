@@ -321,7 +321,7 @@ def _logged_rows_of(
             continue
         if lacking := [name for name in needed if name not in names]:
             raise ContractError(
-                f"{archived.uri} lacks columns {lacking}, expected those of archived rows"
+                f"{archived.uri} lacks columns {lacking}, expected all columns of archived rows"
             )
         for batch in file.iter_batches(batch_size=BATCH_ROWS, row_groups=[number], columns=columns):
             for scored_by, score_column in pairs:

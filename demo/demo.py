@@ -412,7 +412,8 @@ def start_clean(folder: Path) -> Iterator[None]:
     marker = folder / _MARKER
     if folder.exists() and any(folder.iterdir()) and not marker.exists():
         raise ContractError(
-            f"{folder} is not empty and not a demo's folder, expected an empty folder or a demo's"
+            f"{folder} contains files that are not from a demo, expected an empty folder or the "
+            "folder of a demo"
         )
     folder.mkdir(parents=True, exist_ok=True)
     with _alone_in(folder):
@@ -448,13 +449,15 @@ def open_demo(folder: Path) -> int:
     the registry. `addresses.sh` sets variables with all addresses for a shell. Returns 0.
 
     Raises:
-        ContractError: the folder holds no finished demo, or the demo is open already.
+        ContractError: the folder contains no finished demo, or the demo is open already.
         PermanentError, TemporaryError: a process failed.
     """
     folders = LocalFolders(root=folder)
     place = read_serving_target(folders.store)
     if place is None or not (folder / "summary.json").exists():
-        raise ContractError(f"{folder} holds no finished demo, expected the folder of one")
+        raise ContractError(
+            f"{folder} contains no finished demo, expected the folder of a finished demo"
+        )
     state, log = folder / "monitor", sqlite_log(folder).url
     for number in _ENDING_SIGNALS:
         signal.signal(number, _interrupt)

@@ -192,7 +192,9 @@ def plan_for_data(
     clicks: int,
     replay_requests: int,
 ) -> DemoPlan:
-    """Return sizes for a user's rows. The replay lasts at most two minutes for any number of rows.
+    """Return the demo's sizes for a user's rows.
+
+    The replay lasts at most two minutes for any number of rows.
 
     Rows are sent in their original requests. Rows without requests are sent as one request each. If
     a laptop cannot send so many requests per second, several requests are sent together.
@@ -283,7 +285,8 @@ def describe_data(data: Path, draft_to: Path) -> DescribedData:
     files = _drafted_files(data)
     if not files:
         raise ContractError(
-            f"{data} holds no file of rows, expected one that ends with {', '.join(_DRAFTED_FORMS)}"
+            f"{data} contains no file of rows, expected a file that ends with "
+            f"{', '.join(_DRAFTED_FORMS)}"
         )
     sample = read_sample(files[0])
     names = {column.name for column in sample.columns}
@@ -359,7 +362,7 @@ def _is_criteos_text(path: Path) -> bool:
                 _CRITEO_LINE.fullmatch(file.readline(_MAX_LINE_BYTES).rstrip(b"\r\n")) is not None
             )
     except (OSError, EOFError):
-        return False  # the reader of the file reports the fault
+        return False  # the reader of the file raises the same error later
 
 
 _MAX_LINE_BYTES = 10_000

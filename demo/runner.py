@@ -203,9 +203,9 @@ def _task_handler(
 def yielding(command: Sequence[str]) -> list[str]:
     """Return the command line that runs `command` at low priority.
 
-    The caller must start the command in a session of its own. Linux may first share processor time
-    among sessions (autogroup). In this case, niceness only counts within a session. Therefore the
-    session also gets this niceness.
+    The caller must start the command in a session of its own. With autogroup, Linux first divides
+    processor time among sessions, and the niceness of a process counts only within its session.
+    Therefore the session also gets this niceness.
     """
     return ["sh", "-c", _YIELD, "sh", str(STEP_NICENESS), *command]
 

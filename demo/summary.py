@@ -676,7 +676,8 @@ def decision_sentences(summary: DemoSummary) -> Iterator[str]:
         if found.could_differ:
             sentence += (
                 f"; {found.late_requests} requests reached the monitor after their decision point "
-                f"and {found.late_rows} rows after their bucket had closed, and the lake holds them"
+                f"and {found.late_rows} rows after their bucket had closed, and the lake contains "
+                "them"
             )
         yield sentence
 

@@ -42,7 +42,8 @@ def models_to_load(repository: Path) -> list[str]:
     """Return the models that a server loads at its start.
 
     The server loads every model that has a configuration, except the candidates of a rehearsal. A
-    configuration of comments alone counts as absent (`serving.repository.model_repository`).
+    configuration file that contains only comments is ignored
+    (`serving.repository.model_repository`).
     """
     names = sorted(
         path.parent.name
@@ -103,7 +104,7 @@ def prepare(venv: Path, runtime: Path) -> PreparedWheel:
     """
     python = (venv / "bin" / "python").absolute()
     if not python.exists():
-        raise ContractError(f"serving environment {venv} is absent, expected it to be built")
+        raise ContractError(f"serving environment {venv} is absent, expected a built environment")
     packages, libraries, version = json.loads(
         subprocess.check_output([python, "-I", "-c", _ASK_PYTHON], text=True)
     )
@@ -112,7 +113,7 @@ def prepare(venv: Path, runtime: Path) -> PreparedWheel:
     stub = wheel / "python_backend_stubs" / version / "triton_python_backend_stub"
     for needed in (binary, stub):
         if not needed.exists():
-            raise ContractError(f"{needed} is absent, expected it from the nvidia-pytriton wheel")
+            raise ContractError(f"{needed} is absent, expected a file of the nvidia-pytriton wheel")
     backend = runtime / "backends" / "python"
     backend.mkdir(parents=True, exist_ok=True)
     for source in (*(wheel / "backends" / "python").glob("*.*"), stub):

@@ -77,7 +77,7 @@ class RequestIds:
         if request_id in self._taken:
             raise ContractError(
                 f"request_id {request_id!r} was used by an earlier request of this client, "
-                "expected a new one for each request, because clicks are joined by it"
+                "expected a new id for each request, because clicks are joined by the id"
             )
         self._taken[request_id] = None
         if len(self._taken) > self._remembered:

@@ -73,7 +73,7 @@ class Connection:
 
 
 class Replica:
-    """Replica at one address."""
+    """Server replica at one address."""
 
     def __init__(
         self,

@@ -96,8 +96,8 @@ async def shadow_of(scored: Scored, seconds: float) -> Scored | None:
     answer = (
         scored.shadow.result() if scored.shadow.done() and not scored.shadow.cancelled() else None
     )
-    # During a promotion, both arms can have the same version. A version's scores must not be
-    # compared with themselves.
+    # During a promotion, both arms can have the same version. Two scores of one version are not a
+    # comparison.
     return None if answer is None or answer.model_version == scored.model_version else answer
 
 
@@ -198,7 +198,7 @@ class ScoringClient:
         loaded again."""
         self._own_columns = columns
         self._columns: dict[tuple[str, int], ColumnMap] = {}
-        """Columns of each version that is known, by model and version number."""
+        """Columns of each known version. The key is the model's name and the version number."""
         self._newest: dict[str, ColumnMap] = {}
         """For each model, the columns of the newest known version. A version is the newest if it
         answered last, or if its configuration was read after the last answer."""
@@ -289,9 +289,9 @@ class ScoringClient:
         self, request: _Request, dense: NDArray[np.float32], categorical: NDArray[np.int64]
     ) -> Scored:
         parts: dict[int, Scored] = {}
-        """Answered parts of the request, each under the number of its first row. The order is that
-        of the answers, because after a rollback, the newest version does not have the highest
-        number."""
+        """Answered parts of the request by the number of their first row, in the order of the
+        answers. The last answer shows the newest version, because a rollback can make a lower
+        number live."""
         stale = list(range(0, len(dense), MAX_BATCH_ROWS))
         backoff = self._settings.first_backoff_seconds
 

@@ -83,7 +83,7 @@ class Nodes:
     """Nodes on which a step's pods may run."""
 
     selector: Mapping[str, str] = field(default_factory=dict)
-    """Labels that a node must have. Empty means any node."""
+    """Labels that a node must have. If there are none, any node is used."""
     tolerations: tuple[Toleration, ...] = ()
     """Taints that the pods tolerate."""
 
@@ -235,8 +235,8 @@ class Placement:
         if self.training_nodes < 1 or (self.training_nodes > 1 and not many):
             raise ContractError(
                 f"training_nodes is {self.training_nodes} with trainer {self.trainer} and backend "
-                f"{self.backend}, expected 1, or more with trainer kubeflow and a backend that "
-                "trains on several nodes"
+                f"{self.backend}, expected 1: several nodes need trainer kubeflow and backend "
+                "torchrec"
             )
         if self.backend == "hugectr" and not self.accelerator:
             raise ContractError(
@@ -454,8 +454,8 @@ def read_placement(path: Path | None, overrides: Mapping[str, Any]) -> Placement
 
     Raises:
         ContractError: the file cannot be read, is not a mapping, has an unknown field or a wrong
-            type, or names a value that `cluster.env` lacks. The error also means that the placement
-            cannot work.
+            type, or names a value that `cluster.env` lacks. This error is also raised if two fields
+            contradict each other.
     """
     fields: Any = dict(overrides)
     if path:
@@ -515,4 +515,6 @@ def _with_values(value: Any, source: Path) -> Any:
     except KeyError as error:
         raise ContractError(f"{value!r} names {error.args[0]}, which {source} lacks") from error
     except ValueError as error:
-        raise ContractError(f"{value!r} holds a '$' without a name, expected ${{NAME}}") from error
+        raise ContractError(
+            f"{value!r} contains a '$' without a name, expected ${{NAME}}"
+        ) from error

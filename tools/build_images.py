@@ -41,9 +41,15 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--registry", default="", help="prefix of the images; empty = local names")
     parser.add_argument("--tag", default="", help="tag of the images (default: the git revision)")
-    parser.add_argument("--revision", default="", help="revision for the label (default: from git)")
     parser.add_argument(
-        "--source", default="unknown", help="address of the repository, for the label"
+        "--revision",
+        default="",
+        help="revision, written to a label of the images (default: from git)",
+    )
+    parser.add_argument(
+        "--source",
+        default="unknown",
+        help="address of the repository, written to a label of the images",
     )
     parser.add_argument(
         "--dirty", action="store_true", help="also build uncommitted changes, and mark the tag"

@@ -172,7 +172,8 @@ def _requirement(needed: str) -> str:
     ]
     if not versions:
         raise ContractError(
-            f"{name} is in none of {', '.join(_LOCKS)}, expected it in at least one"
+            f"{name} is absent from {', '.join(_LOCKS)}, expected a version in at least one of "
+            "these files"
         )
     return f"{needed}>={min(versions, key=lambda text: [int(part) for part in text.split('.')])}"
 

@@ -373,7 +373,7 @@ def _evaluate(plan: TrafficPlan, settings: CanarySettings) -> tuple[CanaryDecisi
 def _began(plan: TrafficPlan, store: Path) -> datetime:
     """Return when the canary was first recorded, or else when the plan was published.
 
-    A canary that starts as a shadow canary is recorded at this start.
+    For a canary that begins with shadow traffic only, this is the start of the shadow traffic.
     """
     lines = [
         each

@@ -352,7 +352,7 @@ class ReplayProcess:
     run: str
     """Prefix of the request ids, unique in the event log."""
     plan_uri: str | None = None
-    """Model repository with the traffic plan to follow. None sends all requests to the same
+    """Model repository with the traffic plan to follow. If None, all requests use the same
     model."""
     stdin: int = 0
     """File descriptor from which the commands `drift` and `stop` are read. The end of the input has

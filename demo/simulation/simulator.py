@@ -283,7 +283,7 @@ def write_lake(
         name for name in names if lake.list(f"{raw_rows.DAY_PARTITION.format(day=name)}/")
     ]:
         raise ContractError(
-            f"lake {uri} holds day {existing[0]} already, expected no day of {names}"
+            f"lake {uri} contains day {existing[0]} already, expected no day of {names}"
         )
     written: list[SimulatedRows] = []
     for number, name in enumerate(names):

@@ -3,8 +3,8 @@
 A source returns rows request by request. The module `replay` sends the rows, and `simulation` knows
 the true probabilities. Files are Parquet with the recommender's column names in any order, with or
 without labels. A column may be absent if serving replaces it by a fixed value. `evergreen data
-ingest` converts other files to Parquet and separates malformed rows. Here, the first malformed
-value raises an error that contains its file and row.
+ingest` converts other files to Parquet and separates malformed rows. This module raises an error at
+the first malformed value, with its file and row.
 """
 
 from collections.abc import Iterator, Sequence

@@ -241,7 +241,7 @@ def test_file_with_only_header_is_named(tmp_path, run_ingest):
     path.write_text(",".join((raw_rows.LABEL, *criteo.FEATURES)) + "\n")
     code, _, error = run_ingest(path)
     assert code == 2
-    assert f"{path} holds no row" in error
+    assert f"{path} contains no row" in error
 
 
 def held() -> dict[str, bytes]:

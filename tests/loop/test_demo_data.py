@@ -99,7 +99,7 @@ def test_demo_loop_succeeds_on_own_file(
     ("make", "words"),
     [
         (lambda folder, kaggle: folder / "absent.csv", "does not exist"),
-        (lambda folder, kaggle: folder, "holds no file of rows"),
+        (lambda folder, kaggle: folder, "no file of rows"),
         (
             lambda folder, kaggle: (
                 (at := folder / "letter.csv").write_text("Dear all,\n...") and at

@@ -318,7 +318,7 @@ def test_flags_come_before_file(compile_file):
         ("", "is None, expected a mapping of fields"),
         ("a: [", "is not YAML"),
         ("tag: ${NOPE}", "names NOPE, which .*cluster.env lacks"),
-        ("tag: 5$", "holds a '\\$' without a name"),
+        ("tag: 5$", "contains a '\\$' without a name"),
     ],
 )
 def test_file_with_other_content_is_refused_by_its_path(compile_file, capsys, text, words):

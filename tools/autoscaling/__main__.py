@@ -145,7 +145,7 @@ def build_parser() -> argparse.ArgumentParser:
         default="demo",
         metavar="FILE",
         help="JSON of benchmarks.service_times, or a network measured on a CPU: demo (5 ms for a "
-        "request of 1024 rows, for which the shipped target is) or sample (62 ms) (default: demo)",
+        "request of 1024 rows) or sample (62 ms). The shipped target is for demo, the default",
     )
     pods.add_argument(
         "--instances",

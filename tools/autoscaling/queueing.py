@@ -40,7 +40,7 @@ class ServiceTimes:
     """Numbers of rows, ascending."""
     medians: tuple[float, ...]
     """Median seconds at each of `rows`, interpolated linearly. Beyond the last number in `rows`,
-    the last two medians are extrapolated linearly. The time never decreases."""
+    the last two medians are extrapolated linearly. Extrapolated times never decrease."""
     quantiles: tuple[tuple[float, float], ...] = ((0.0, 1.0), (1.0, 1.0))
     """Pairs of a probability and a multiple of the median, in ascending order. Values in between
     are interpolated linearly."""
@@ -215,7 +215,7 @@ class PodQueue:
     def _admit_requests(self, until: float) -> None:
         """Move all requests that arrive up to `until` into the queue.
 
-        This order is exact, because the queue only grows between two batches.
+        The result is exact, because requests leave the queue only when a batch starts.
         """
         arrivals, queue = self._arrivals, self._queue
         head, most = self._head, self.settings.max_queued

@@ -164,7 +164,8 @@ class Simulation:
         known = (QUEUE_METRIC, PENDING_METRIC)
         if unknown := {metric.name for metric in spec.metrics}.difference(known):
             raise ContractError(
-                f"metric is {min(unknown)}, expected a simulated one: {', '.join(known)}"
+                f"metric is {min(unknown)}, expected one of the simulated metrics "
+                f"{', '.join(known)}"
             )
         self._trace, self._settings = trace, settings
         self._controller = Controller(spec)

@@ -22,8 +22,8 @@ DEFAULT_ROWS = 1024
 """Default number of rows in a request (candidates to rank), if the trace has no column for it."""
 _MOST_SECONDS = 31 * 86400.0
 _MOST_OF_STEP = 2e7
-"""Maximum number of requests in one step of a trace. All requests of a step are drawn at once. At
-this maximum, they take half a gigabyte."""
+"""Maximum number of requests in one step of a trace. All requests of a step are drawn at once. The
+maximum number of requests takes half a gigabyte of memory."""
 
 
 @dataclass(frozen=True, eq=False)

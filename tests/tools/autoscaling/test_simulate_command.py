@@ -129,7 +129,7 @@ def test_target_of_metric_that_manifest_lacks_is_refused(tmp_path, capsys, short
         (lambda spec: spec["triggers"][0].update(type="cron"), "is of type cron"),
         (
             lambda spec: spec["triggers"][0].update(name="other"),
-            "metric is other, expected a simulated one",
+            "metric is other, expected one of the simulated metrics",
         ),
     ],
 )
