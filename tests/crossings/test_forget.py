@@ -354,8 +354,8 @@ def test_models_trained_on_user_are_named_with_run_to_replace_them(installation,
     assert dict(
         line[6:].split(": ", 1) for line in output.splitlines() if line.startswith("model ")
     ) == {
-        "m1": "its vocabulary contains the user; it was trained on 2026-03-01, whose rows contain the "
-        "user",
+        "m1": "its vocabulary contains the user; it was trained on 2026-03-01, whose rows "
+        "contain the user",
         "m2 (live)": "it continues m1",
         "m3": "its list of rare categories contains the user",
         "m4": "it was trained on 2026-03-02, whose rows contain the user",

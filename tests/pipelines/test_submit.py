@@ -436,8 +436,8 @@ def test_listing_names_failed_runs_that_left_no_file_in_registry(server, command
     failed, last = capsys.readouterr().out.splitlines()[-2:]
     assert failed == f"{with_files['display_name']} failed at extraction: disk is full"
     assert last.startswith(
-        f"{lost['display_name']} failed and wrote nothing to the model registry: run {lost['run_id']} ended "
-        "FAILED: no step ran"
+        f"{lost['display_name']} failed and wrote nothing to the model registry: run "
+        f"{lost['run_id']} ended FAILED: no step ran"
     )
     assert last.endswith(f"see {server.url}/#/runs/details/{lost['run_id']}")
     assert main(["runs", "--store", str(tmp_path), "--host", server.url, "--json"]) == 2
