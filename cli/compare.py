@@ -84,8 +84,8 @@ def compare(store: Path, a: Model, b: Model) -> Comparison:
         )
     features, named = raw.recommender.features, raw.recommender.data
     scored = score_with_both(raw.holdout_uri, features, named, candidate=b, champion=a)
-    cut = moment_of(earlier.watermark).timestamp()
-    scored = scored.of_rows(scored.event_seconds > cut)
+    newest = moment_of(earlier.watermark).timestamp()
+    scored = scored.of_rows(scored.event_seconds > newest)
     if not len(scored.labels):
         raise ContractError(
             f"model {earlier.model_id} was trained on rows up to {earlier.watermark}, expected a "

@@ -125,11 +125,11 @@ class User:
                 "users"
             )
         if (
-            not self._holds_words
+            not self._is_string
             and not re.fullmatch(r"[+-]?\d+", self.text, re.ASCII)
             or not self.text
         ):
-            kind = "a string" if self._holds_words else "an integer"
+            kind = "a string" if self._is_string else "an integer"
             raise ContractError(
                 f"user is {self.text!r}, expected {kind}, the type of column {self.column}"
             )
@@ -140,13 +140,13 @@ class User:
         return str(self.recommender.data.user)
 
     @property
-    def _holds_words(self) -> bool:
+    def _is_string(self) -> bool:
         return self.column in self.recommender.features.words
 
     @cached_property
     def category(self) -> int:
         """The user's category, which identifies the user in all packages after extraction."""
-        return category_of(self.text if self._holds_words else str(int(self.text)))
+        return category_of(self.text if self._is_string else str(int(self.text)))
 
     @property
     def lists(self) -> list[str]:
@@ -172,7 +172,7 @@ class User:
         Values are strings, numbers or categories, and are interpreted as extraction interprets
         them.
         """
-        found = categories(_plain(values), holds_words=self._holds_words)
+        found = categories(_plain(values), holds_words=self._is_string)
         return pc.fill_null(pc.equal(found, self.category), False)
 
     def rows(self, batch: Any) -> Any:
@@ -229,7 +229,7 @@ class User:
     def _is_user(self, value: object) -> bool:
         """Return whether a value of a malformed row is the user."""
         try:
-            word = word_of(value, holds_words=self._holds_words)
+            word = word_of(value, holds_words=self._is_string)
         except NoCategory:
             return str(value) == self.text
         return word is not None and category_of(word) == self.category
@@ -483,12 +483,12 @@ def golden_rows(store: Path, user: User) -> Iterator[str]:
 
     The search covers versions in the registry and in Triton's repository.
     """
-    place, served = read_serving_target(store), ServedNames(user.recommender.name)
+    serving_target, served = read_serving_target(store), ServedNames(user.recommender.name)
     stored_graphs = [(graph_folder(store, 0).parent.as_uri(), "")]
     stored_graphs += [
-        (place.repository_uri, f"{each}/")
+        (serving_target.repository_uri, f"{each}/")
         for each in (served.model, served.candidate, served.canary)
-        if place
+        if serving_target
     ]
     for uri, prefix in stored_graphs:
         objects = open_objects(uri)
@@ -506,8 +506,10 @@ def golden_rows(store: Path, user: User) -> Iterator[str]:
 def waiting_requests(state: Path, user: User) -> int:
     """Return the number of requests of the user that are not archived yet."""
     columns = user.recommender.features.columns
-    with _reading_state(state) as memory:
-        return waiting_requests_of(memory, user.category, columns=columns, positions=user.positions)
+    with _reading_state(state) as connection:
+        return waiting_requests_of(
+            connection, user.category, columns=columns, positions=user.positions
+        )
 
 
 def in_windows(state: Path, user: User) -> Iterator[Found]:
@@ -520,8 +522,8 @@ def in_windows(state: Path, user: User) -> Iterator[Found]:
         with closing(StateStore(state / STORE_FILE)) as store:
             store.forget_user(user.category)
 
-    with _reading_state(state) as memory:
-        num_rows = matured_rows_of(memory, user.category)
+    with _reading_state(state) as connection:
+        num_rows = matured_rows_of(connection, user.category)
     if num_rows:
         yield Found(f"{state / STORE_FILE}: {num_rows} rows of the windows", remove)
 

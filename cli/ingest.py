@@ -185,14 +185,14 @@ def ingest(
         raise ContractError(
             f"lake_fraction is {settings.lake_fraction} without a replay file, expected 1"
         )
-    source, place = name_of(files), replay or Path("ingest")
+    source, output = name_of(files), replay or Path("ingest")
     objects = open_objects(lake)
     objects.list(_PARTITION)  # check the bucket and the permissions now, not after hours of reading
-    place.parent.mkdir(parents=True, exist_ok=True)
+    output.parent.mkdir(parents=True, exist_ok=True)
     # The temporary folder is next to the replay file, so that a rename moves finished files.
     # Readers ignore the folder, because its name begins with a dot.
     with tempfile.TemporaryDirectory(
-        prefix=".ingest.", dir=place.parent, ignore_cleanup_errors=True
+        prefix=".ingest.", dir=output.parent, ignore_cleanup_errors=True
     ) as folder:
         scratch, weighted, read = Path(folder), recommender.data.has_weights, ReadCounts()
         malformed_file = scratch / "malformed_rows.jsonl"
@@ -246,8 +246,8 @@ def ingest(
 
 def malformed_path(replay: Path | None) -> Path:
     """Return the file for malformed rows, which is beside the replay file if there is one."""
-    place = replay or Path("ingest")
-    return place.with_name(f"{place.name}.malformed_rows.jsonl")
+    output = replay or Path("ingest")
+    return output.with_name(f"{output.name}.malformed_rows.jsonl")
 
 
 def name_of(files: list[Path]) -> str:
@@ -405,7 +405,7 @@ def _write_days(
     """Write the first `num_lake` rows as day partitions below `days`, and the rest to `replay`."""
     row = 0
 
-    def lake_pieces() -> Iterator[tuple[int, Any]]:
+    def lake_chunks() -> Iterator[tuple[int, Any]]:
         nonlocal row
         for batch, times in rows:
             here = min(max(num_lake - row, 0), batch.num_rows)
@@ -418,11 +418,11 @@ def _write_days(
                 yield int(day), batch.slice(start, end - start)
 
     days.mkdir()
-    for day, pieces in groupby(lake_pieces(), key=lambda piece: piece[0]):
+    for day, chunks in groupby(lake_chunks(), key=lambda chunk: chunk[0]):
         folder = days / DAY_PARTITION.format(day=to_iso(day * DAY_MICROS)[:10])
         with PartWriter(folder, prefix=f"part-{source}") as writer:
-            for _, piece in pieces:
-                writer.write(piece)
+            for _, chunk in chunks:
+                writer.write(chunk)
 
 
 def _publish_days(objects: Objects, days: Path, source: str) -> None:

@@ -88,7 +88,7 @@ class ReleaseController:
         """
         problems: list[str] = []
         self._try(self.reconcile, problems)
-        findings = self._try(self.watchdog.look, problems) or {}
+        findings = self._try(self.watchdog.check, problems) or {}
         self.answer()
         baked = self._try(partial(self.baking.step, self.watchdog.reloads), problems)
         self.answer()
@@ -195,7 +195,7 @@ class Holder:
 
         If the lock is lost, wait for it again.
         """
-        told = ""
+        reported = ""
         while not self.stop.is_set():
             problem: str | None = None
             try:
@@ -206,9 +206,9 @@ class Holder:
                         self._run_with(repository)
             except (ContractError, TemporaryError, PermanentError, OSError) as error:
                 problem = str(error)
-                if problem != told:
+                if problem != reported:
                     logger.error("waiting: %s", problem)
-            told = problem or ""
+            reported = problem or ""
             self.make(self.target).write_status({}, problem=problem)
             self.stop.wait(min(1.0, self.interval_seconds))
 

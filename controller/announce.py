@@ -446,7 +446,7 @@ def _number(
         parent_model_id=model.parent_model_id,
     )
     release.write(release_path(target.store, version))
-    target.checkpoint("kept")
+    target.checkpoint("stored")
     return release
 
 
@@ -482,19 +482,19 @@ def tidy(target: DeploymentTarget, line: Promotion) -> None:
     """
     settings = target.settings
     try:
-        kept = {
+        retained = {
             line.version,
             line.previous_version or line.version,
             *target.repository.canary.whole(),
         }
-        removed = target.repository.prune(kept, num_kept=settings.num_kept)
+        removed = target.repository.prune(retained, num_kept=settings.num_kept)
         target.checkpoint("pruned")
         logger.info("removed versions %s", removed)
-        place = ServingTarget(
+        serving_target = ServingTarget(
             repository_uri=target.repository.uri,
             triton_urls=list(settings.triton_urls),
             server=target.repository.options_for(line.version).server,
         )
-        write_serving_target(target.store, place)
+        write_serving_target(target.store, serving_target)
     except (ContractError, TemporaryError, PermanentError, OSError) as error:
         logger.warning("version %d is live, but tidying failed: %s", line.version, error)

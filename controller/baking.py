@@ -70,7 +70,7 @@ logger = logging.getLogger(__name__)
 COUNTERS_FILE = "counters.json"
 """Name of the counters' file in the folder of the findings. The file contains the servers' counters
 for the last versions, and the last reading of each server."""
-KEPT_VERSIONS = 4
+MAX_VERSIONS = 4
 QUANTILE_SECONDS = 60.0
 """Time window of Triton's quantiles in seconds. The first window of a new version includes slow
 warm-ups."""
@@ -198,8 +198,8 @@ class Baking:
         p99: list[float | None] = []
         buckets: dict[str, float] | None = {}
         path = findings_path(self.target.store, 0).with_name(COUNTERS_FILE)
-        kept = _read_counters(path)
-        counts = dict(kept.counts)
+        stored = _read_counters(path)
+        counts = dict(stored.counts)
         before = counts.pop(version, VersionCounts())
         seen: dict[str, dict[str, float]] = {}
         growth = dict.fromkeys(COUNTERS, 0.0)
@@ -212,7 +212,7 @@ class Baking:
                 p99.append(read_p99(text, arm, source=address))
                 found = read_buckets(text, arm, source=address)
                 seen[key] |= {f"{_LE}{bound}": count for bound, count in (found or {}).items()}
-                last = kept.seen.get(key)
+                last = stored.seen.get(key)
                 # The counters of a new or restarted server begin with slow warm-ups.
                 if last is not None and all(seen[key][name] >= last[name] for name in COUNTERS):
                     growth = {
@@ -230,13 +230,13 @@ class Baking:
         counts[version] = self._with_p99(
             before.plus(growth, reloads=new_reloads), p99, live, buckets=buckets
         )
-        counts = dict(list(counts.items())[-KEPT_VERSIONS:])
-        # If a server did not answer, its last reading is kept.
+        counts = dict(list(counts.items())[-MAX_VERSIONS:])
+        # The last reading of a server that did not answer stays.
         seen = {
-            **{key: last for key, last in kept.seen.items() if key.endswith(f" {version}")},
+            **{key: last for key, last in stored.seen.items() if key.endswith(f" {version}")},
             **seen,
         }
-        if (known := _Counters(counts=counts, seen=seen)) != kept:
+        if (known := _Counters(counts=counts, seen=seen)) != stored:
             path.parent.mkdir(parents=True, exist_ok=True)
             write_whole(path, json.dumps(asdict(known)) + "\n")
         self._reloads_seen[version] += new_reloads
@@ -255,7 +255,7 @@ class Baking:
         `buckets` is the growth of each bucket, summed over the servers. The value is None if a
         server has no buckets.
         """
-        told, seconds = (
+        values, seconds = (
             [each for each in p99 if each is not None],
             seconds_since(live, self.target.clock()),
         )
@@ -270,8 +270,8 @@ class Baking:
         # in the future.
         if seconds < QUANTILE_SECONDS or 0 <= seconds - last < P99_SECONDS:
             return counts
-        if told:
-            bounds = [*counts.p99, [seconds, min(told), max(told)]]
+        if values:
+            bounds = [*counts.p99, [seconds, min(values), max(values)]]
             counts = replace(counts, p99=bounds[-P99_READINGS:])
         if (summed := bucket_quantile(open_buckets, 0.99)) is not None:
             readings = [*counts.summed_p99, [seconds, 1000 * summed]]

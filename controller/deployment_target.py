@@ -447,8 +447,8 @@ def target_of(arguments: argparse.Namespace) -> TargetSettings:
     """
     log_as_text()
     store = typed_folder(arguments.store, "--store")
-    place = read_serving_target(store)
-    if place is None and (arguments.repository is None or arguments.triton_urls is None):
+    serving_target = read_serving_target(store)
+    if serving_target is None and (arguments.repository is None or arguments.triton_urls is None):
         raise ContractError(
             f"{store / 'serving.json'} is absent (no release yet), expected --repository and "
             "--triton-urls (empty = no server runs)"
@@ -456,7 +456,7 @@ def target_of(arguments: argparse.Namespace) -> TargetSettings:
     urls = arguments.triton_urls
     access = read_access(arguments)
     connect = partial(Triton, access=access)
-    for url in place.triton_urls if place and urls == "" else ():
+    for url in serving_target.triton_urls if serving_target and urls == "" else ():
         with suppress(TemporaryError, PermanentError), closing(connect(url)) as server:
             server.check_live()
             logger.warning(
@@ -464,10 +464,11 @@ def target_of(arguments: argparse.Namespace) -> TargetSettings:
             )
     return TargetSettings(
         store=store,
-        repository=arguments.repository or (place.repository_uri if place else ""),
+        repository=arguments.repository
+        or (serving_target.repository_uri if serving_target else ""),
         triton_urls=parse_urls(urls)
         if urls is not None
-        else tuple(place.triton_urls if place else ()),
+        else tuple(serving_target.triton_urls if serving_target else ()),
         who=arguments.who or whoami(),
         connect=connect,
     )

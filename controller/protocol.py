@@ -679,7 +679,7 @@ TABLE: tuple[ProtocolRule, ...] = (
         then=("settled",),
     ),
     ProtocolRule(
-        state="well",
+        state="healthy",
         condition="the evidence allows the end of the baking",
         holds=lambda d, o: _settled(d) and d.is_baked,
         move=END_BAKING,
@@ -698,8 +698,8 @@ def next_rule(desired: Desired, observed: Observed) -> ProtocolRule | None:
 def next_move(desired: Desired, observed: Observed) -> str | None:
     """Return the next move, one of `MOVES`, or None if nothing is to be done.
 
-    >>> asked = OpenRequest(kind=ROLLBACK, is_accepted=True)
-    >>> next_move(Desired(live=2, request=asked), Observed(config=2, versions=frozenset({1, 2})))
+    >>> request = OpenRequest(kind=ROLLBACK, is_accepted=True)
+    >>> next_move(Desired(live=2, request=request), Observed(config=2, versions=frozenset({1, 2})))
     'announce intent'
     >>> intent = Intent(version=1, before=2, was_known=True)
     >>> after_a_crash = Observed(config=1, servers=(Server(serves=1),), versions=frozenset({1, 2}))

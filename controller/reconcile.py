@@ -182,7 +182,7 @@ def _servers(target: DeploymentTarget, desired: Desired, placed: int | None) -> 
 
 def _intent(target: DeploymentTarget, intent: Promotion) -> Intent:
     entries = promotion_journal.read_entries(target.store)
-    marks = [
+    positions = [
         at
         for at, entry in enumerate(entries)
         if entry.action == promotion_journal.INTENT and entry.version == intent.version
@@ -194,7 +194,7 @@ def _intent(target: DeploymentTarget, intent: Promotion) -> Intent:
         is_canary=intent.share is not None,
         was_known=any(
             entry.version == intent.version and entry.action in served
-            for entry in entries[: marks[-1] if marks else 0]
+            for entry in entries[: positions[-1] if positions else 0]
         ),
         lease=intent.lease,
     )

@@ -453,8 +453,8 @@ def open_demo(folder: Path) -> int:
         PermanentError, TemporaryError: a process failed.
     """
     folders = LocalFolders(root=folder)
-    place = read_serving_target(folders.store)
-    if place is None or not (folder / "summary.json").exists():
+    serving_target = read_serving_target(folders.store)
+    if serving_target is None or not (folder / "summary.json").exists():
         raise ContractError(
             f"{folder} contains no finished demo, expected the folder of a finished demo"
         )
@@ -486,10 +486,12 @@ def open_demo(folder: Path) -> int:
             "monitor", [sys.executable, "-m", "monitoring", *flags, "--store", str(folders.store)]
         )
         stack.wait_until(address.exists, what="the monitor's start", seconds=60)
-        place = replace(
-            place, repository_uri=folders.repository.as_uri(), triton_urls=[triton.grpc_url]
+        serving_target = replace(
+            serving_target,
+            repository_uri=folders.repository.as_uri(),
+            triton_urls=[triton.grpc_url],
         )
-        write_serving_target(folders.store, place)
+        write_serving_target(folders.store, serving_target)
         stack.start(
             "controller",
             [
@@ -839,7 +841,7 @@ def _finish_verifying(demo: _Demo, versions: list[int]) -> list[VerifiedVersion]
             num_rows=each["num_rows"],
             num_different=each["num_different"],
             max_abs_diff=each["max_abs_diff"],
-            wrong_checks=[check["name"] for check in each["checks"] if check["held"] is False],
+            wrong_checks=[check["name"] for check in each["checks"] if check["passed"] is False],
         )
         for each in (json.loads(last_line(log)) for log in logs)
     ]
@@ -894,7 +896,7 @@ def _conclude(observed: Observations, screen: Screen, *, simulated: bool) -> int
     screen.print(f"reopen:  evergreen open {shlex.quote(str(root))}")
     for sentence in summary.warnings:
         screen.print(f"warning: {sentence}", "yellow")
-    for sentence in summary.to_turn:
+    for sentence in summary.to_complete:
         screen.print(f"to complete the loop: {sentence}", "yellow")
     failures = failed_promises(summary, simulated=simulated)
     for failure in failures:

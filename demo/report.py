@@ -70,7 +70,7 @@ def write_report(observed: Observations, summary: DemoSummary) -> Path:
             Text(f"{_describe_drift(summary.drift)} {summary.created_at}."),
             *_warnings("Uncertain for lack of rows", summary.uncertain),
             *_warnings("Warnings of the gate", summary.warnings),
-            *_warnings("Changes that would complete the loop", summary.to_turn),
+            *_warnings("Changes that would complete the loop", summary.to_complete),
         ],
         sections={
             "Events": [_events(events, start=start)],

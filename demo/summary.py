@@ -254,7 +254,7 @@ class DemoSummary:
     """Results that are uncertain because of too few rows, one sentence each."""
     warnings: list[str] = field(default_factory=list)
     """The gate's warnings, one sentence each."""
-    to_turn: list[str] = field(default_factory=list)
+    to_complete: list[str] = field(default_factory=list)
     """Changes that would complete the loop, one sentence each. The list is empty if the loop was
     completed."""
 
@@ -314,7 +314,7 @@ def summarize(observed: Observations) -> DemoSummary:
     return replace(
         summary,
         uncertain=list(uncertainties(observed, summary)),
-        to_turn=list(ways_to_turn(observed, summary, read_verdicts(folders))),
+        to_complete=list(ways_to_complete(observed, summary, read_verdicts(folders))),
     )
 
 
@@ -498,7 +498,7 @@ def uncertainties(observed: Observations, summary: DemoSummary) -> Iterator[str]
         yield "the rows ran out before version 2 could be measured"
 
 
-def ways_to_turn(
+def ways_to_complete(
     observed: Observations, summary: DemoSummary, verdicts: Sequence[Verdict]
 ) -> Iterator[str]:
     """Yield advice on how to complete the loop, with numbers from this demo.

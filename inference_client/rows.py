@@ -191,7 +191,7 @@ def categories(
     of_column = exact_below or EXACT_BELOW.get(_type_name(values), EXACT_FLOATS)
     # Convert each distinct value once, because click logs contain many repetitions.
     found: dict[Any, int] = {}
-    places = np.empty(len(values), dtype=np.int64)
+    result = np.empty(len(values), dtype=np.int64)
     for row, value in enumerate(values.to_pylist() if _is_arrow(values) else values):
         plain_value = _plain_value(value)
         key = (type(value), plain_value if isinstance(plain_value, _SCALARS) else None)
@@ -208,8 +208,8 @@ def categories(
                     column=name, row=row, value=plain_value, expected=error.expected
                 ) from None
             found[key] = MISSING_CATEGORY if word is None else category_of(word)
-        places[row] = found[key]
-    return places
+        result[row] = found[key]
+    return result
 
 
 def _elements(

@@ -268,7 +268,7 @@ class Placement:
         return {name: getattr(self, name) or folders.get(name, "") for name in LOCATIONS}
 
 
-def place(task: dsl.PipelineTask, step: str, placement: Placement) -> dsl.PipelineTask:
+def configure_task(task: dsl.PipelineTask, step: str, placement: Placement) -> dsl.PipelineTask:
     """Configure the task of `step` according to the placement, and return the task."""
     needs, follows = (
         placement.needs_of(step),

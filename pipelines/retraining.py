@@ -20,7 +20,7 @@ from components.run_outcome.component import run_outcome
 from components.training.component import training
 from components.validation.component import validation
 from evergreen.runtime.kubeflow import PIPELINE_NAME
-from pipelines.placement import Placement, place, train_job_spec
+from pipelines.placement import Placement, configure_task, train_job_spec
 
 
 def retraining_pipeline(placement: Placement) -> Callable[..., Any]:
@@ -43,7 +43,7 @@ def retraining_pipeline(placement: Placement) -> Callable[..., Any]:
     common = {**run_arguments, "work": locations["work"]}
 
     def step(component: Any, **arguments: Any) -> dsl.PipelineTask:
-        return place(component(**arguments), component.name.replace("-", "_"), placement)
+        return configure_task(component(**arguments), component.name.replace("-", "_"), placement)
 
     @dsl.pipeline(name=PIPELINE_NAME, display_name="Evergreen retraining")
     def retraining(

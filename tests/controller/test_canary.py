@@ -479,7 +479,7 @@ def test_one_odd_server_blocks_no_healing_and_canary_reloads_count_apart(place):
     connect = {url: Altered(server, check_live=check) for url, server in place.servers.items()}.get
     watchdog = Watchdog(target=place.release_settings(connect=connect))
     for _ in range(4):
-        watchdog.look()
+        watchdog.check()
     assert place.servers["b:1"].loaded() == [1]
     assert set(+watchdog.reloads) == {1}
 

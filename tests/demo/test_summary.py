@@ -415,7 +415,7 @@ def ways(summary, *, decisions=(), timeline=(), verdicts=(), drift_time=DRIFT_TI
         traffic_summary={"drift_time": drift_time, "rows": 1050},
         stage_seconds={},
     )
-    return list(numbers.ways_to_turn(observed, summary, verdicts))
+    return list(numbers.ways_to_complete(observed, summary, verdicts))
 
 
 def verdict(tmp_path, **changes):

@@ -250,8 +250,8 @@ class Simulation:
                 sample = Sample(
                     round(now * 1000), queue, float(counters.answered), float(pod.queue.num_queued)
                 )
-                kept = int((_WINDOW_SECONDS + _LAG_SECONDS) / SCRAPE_SECONDS) + 2
-                self._samples.setdefault(pod.name, deque(maxlen=kept)).append(sample)
+                num_samples = int((_WINDOW_SECONDS + _LAG_SECONDS) / SCRAPE_SECONDS) + 2
+                self._samples.setdefault(pod.name, deque(maxlen=num_samples)).append(sample)
 
     def _advance_pods(self, now: float) -> None:
         for pod in self._cluster.pods:
@@ -269,11 +269,13 @@ class Simulation:
             self._add_to_outcome(pod)
         oldest, newest = round((now - _WINDOW_SECONDS) * 1000), (now - _LAG_SECONDS) * 1000
         self._samples = {
-            pod: kept for pod, kept in self._samples.items() if kept[-1].milliseconds >= oldest
+            pod: samples
+            for pod, samples in self._samples.items()
+            if samples[-1].milliseconds >= oldest
         }
         seen = {
-            pod: [each for each in kept if each.milliseconds <= newest]
-            for pod, kept in self._samples.items()
+            pod: [each for each in samples if each.milliseconds <= newest]
+            for pod, samples in self._samples.items()
         }
         readings = fleet_metrics(seen, now)
         self._wanted = self._controller.sync(
