@@ -283,7 +283,7 @@ def _copy_database(source: Path, target: Path) -> None:
         ) from error
 
 
-def _ask(locations: dict[str, Path]) -> bool:
+def _ask_for_confirmation(locations: dict[str, Path]) -> bool:
     """Ask the person at the terminal for confirmation, and return the answer.
 
     Raises:
@@ -338,7 +338,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one of the commands. `evergreen.runtime.exit_codes` lists their exit codes."""
     arguments = build_parser().parse_args(argv)
     if arguments.command == "restore":
-        confirm = (lambda locations: True) if arguments.yes else _ask
+        confirm = (lambda locations: True) if arguments.yes else _ask_for_confirmation
         for name, location in restore(
             arguments.backup, within=arguments.within, confirm=confirm
         ).items():

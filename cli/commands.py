@@ -165,7 +165,7 @@ def parser_of(path: tuple[str, ...]) -> argparse.ArgumentParser:
     return parser
 
 
-def whole_parser() -> argparse.ArgumentParser:
+def complete_parser() -> argparse.ArgumentParser:
     """Return one parser of all commands with their flags, for shell completion and the pages.
 
     If the packages of a command are not installed here, its flags are missing. Use `parser_of` to

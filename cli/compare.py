@@ -162,7 +162,7 @@ def comparison_page(found: Comparison) -> str:
         first=[
             Text(f"{_rows_sentence(found)} Below, B is the candidate and A the champion."),
             *quality_blocks(found.quality, (f"B, {found.b}", f"A, {found.a}")),
-            *map(Text, _doubts(found)),
+            *map(Text, _uncertainty_warnings(found)),
         ],
         sections={
             "What differs": [differing],
@@ -195,7 +195,7 @@ def comparison_text(found: Comparison) -> str:
             f"AUC, B minus A: {lead.auc:+.4f} [{_signed(lead.low)}, {_signed(lead.high)}], p "
             f"{probability(lead.p_value)}"
         ]
-    lines += _doubts(found)
+    lines += _uncertainty_warnings(found)
     for title, pairs in (("what differs", found.differing), ("sizes", found.sizes)):
         lines += ["", title, *(f"{name:34} {a:>32} {b:>32}" for name, a, b in _cells(pairs))]
     lines += ["", f"slices that speak most against B{'':2}{'rows':>8}{'log loss':>10}{'p':>10}"]
@@ -211,7 +211,7 @@ def _signed(value: float | None) -> str:
     return ABSENT if value is None else f"{value:+.4f}"
 
 
-def _doubts(found: Comparison) -> list[str]:
+def _uncertainty_warnings(found: Comparison) -> list[str]:
     """Return a warning if the rows do not show which AUC is higher, else an empty list."""
     lead = found.quality.difference
     if lead is None or lead.low is None or lead.high is None:

@@ -396,21 +396,21 @@ def _check_prometheus(each: Installation) -> Iterator[_Found]:
 
 def _check_log(each: Installation) -> Iterator[_Found]:
     check = ("sh", "-c", 'exec python -m evergreen.events check "$EVERGREEN_MONITOR_LOG"')
-    yield _tried(each, "deploy/monitor", "-c", "monitor", "--", *check)
+    yield _run_in_container(each, "deploy/monitor", "-c", "monitor", "--", *check)
 
 
 def _check_lake(each: Installation) -> Iterator[_Found]:
     program = _LIST_OBJECTS.format(variable="EVERGREEN_UPLOADER_LAKE")
-    yield _tried(each, "deploy/monitor", "-c", "uploader", "--", "python", "-c", program)
+    yield _run_in_container(each, "deploy/monitor", "-c", "uploader", "--", "python", "-c", program)
 
 
 def _check_repository(each: Installation) -> Iterator[_Found]:
-    yield _tried(
+    yield _run_in_container(
         each, *_CONTROLLER, "python", "-c", _LIST_OBJECTS.format(variable="MODEL_REPOSITORY")
     )
 
 
-def _tried(each: Installation, *words: str) -> _Found:
+def _run_in_container(each: Installation, *words: str) -> _Found:
     """Run a command in a container, and return a finding about its result.
 
     The command runs with the permissions and the environment of the container.

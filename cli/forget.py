@@ -234,7 +234,7 @@ class User:
             return str(value) == self.text
         return word is not None and category_of(word) == self.category
 
-    def count(self, path: Path) -> "Counted":
+    def count(self, path: Path) -> "UserRowCounts":
         """Count the rows of a Parquet file that contain the user, and record the user's own rows.
 
         Both counts are 0 if the file contains no raw rows.
@@ -246,7 +246,7 @@ class User:
         names, num_rows, num_mentions = set(open_parquet(path).schema_arrow.names), 0, 0
         needed = [self.column, REQUEST_ID, ROW, EVENT_TIME]
         if not names.issuperset(needed):
-            return Counted(0, 0)
+            return UserRowCounts(0, 0)
         for batch in _batches(path, [*needed, *(name for name in self.lists if name in names)]):
             with reading_parquet(path):
                 are_own, mentions = self.rows(batch), self.mentions(batch)
@@ -259,10 +259,10 @@ class User:
             ):
                 day = to_iso(time)[:10]
                 self.days[day] = min(time, self.days.get(day, time))
-        return Counted(num_rows, num_mentions)
+        return UserRowCounts(num_rows, num_mentions)
 
 
-class Counted(NamedTuple):
+class UserRowCounts(NamedTuple):
     """Counts of the rows in one file that contain a user."""
 
     num_rows: int
@@ -277,7 +277,7 @@ class Counted(NamedTuple):
         )
 
 
-class Found(NamedTuple):
+class UserData(NamedTuple):
     """File or entry with data of the user, and the function that removes these data."""
 
     what: str
@@ -328,7 +328,7 @@ def rewrite(objects: Objects, info: ObjectInfo, clean: Cleaning) -> None:
         replace_file(objects, info, copy, num_gone=num_gone)
 
 
-def in_rows(objects: Objects, user: User) -> Iterator[Found]:
+def find_in_rows(objects: Objects, user: User) -> Iterator[UserData]:
     """Yield the files of a lake, an archive or a quarantine with rows of the user.
 
     Files of malformed rows are included.
@@ -339,7 +339,7 @@ def in_rows(objects: Objects, user: User) -> Iterator[Found]:
             left = "".join(line for line in lines if not user.is_in_line(line)).encode()
             if left != stored.content:
                 what = f"{_at(objects, info)}: malformed rows"
-                yield Found(
+                yield UserData(
                     what, partial(objects.write, info.name, left, if_generation=info.generation)
                 )
         elif info.name.endswith(".parquet") and not info.name.startswith(_OUTCOMES):
@@ -352,13 +352,13 @@ def in_rows(objects: Objects, user: User) -> Iterator[Found]:
                 logger.warning("%s is hidden from readers and cannot be read", _at(objects, info))
                 continue
             if any(counted):
-                yield Found(
+                yield UserData(
                     f"{_at(objects, info)}: {counted}",
                     partial(rewrite, objects, info, user.without),
                 )
 
 
-def in_outcomes(objects: Objects, user: User) -> Iterator[Found]:
+def find_in_outcomes(objects: Objects, user: User) -> Iterator[UserData]:
     """Yield the files with late outcomes of the found requests, in a lake or an archive."""
     for info in [
         each for each in objects.list(_OUTCOMES) if user.keys and each.name.endswith(".parquet")
@@ -370,14 +370,14 @@ def in_outcomes(objects: Objects, user: User) -> Iterator[Found]:
             )
         if num_rows:
             what = f"{_at(objects, info)}: {num_rows} late outcomes"
-            yield Found(what, partial(rewrite, objects, info, user.without_outcomes))
+            yield UserData(what, partial(rewrite, objects, info, user.without_outcomes))
 
 
-def in_folders(folders: Iterable[Path], user: User, *, kind: str) -> Iterator[Found]:
+def find_in_folders(folders: Iterable[Path], user: User, *, kind: str) -> Iterator[UserData]:
     """Yield the folders with a row of the user or an incomplete Parquet file."""
     for folder in sorted(folders):
         if any(_is_in_file(path, user) for path in folder.rglob("*") if path.is_file()):
-            yield Found(f"{kind}: {folder}", partial(_remove, folder))
+            yield UserData(f"{kind}: {folder}", partial(_remove, folder))
 
 
 def _is_in_file(path: Path, user: User) -> bool:
@@ -392,7 +392,7 @@ def _is_in_file(path: Path, user: User) -> bool:
         return True
 
 
-def unfinished(folder: Path) -> Iterator[Found]:
+def unfinished(folder: Path) -> Iterator[UserData]:
     """Yield the unfinished files and folders of killed programs below a folder.
 
     No program reads these files, but they may contain rows of any user.
@@ -401,7 +401,7 @@ def unfinished(folder: Path) -> Iterator[Found]:
         left = [name for name in (*folders, *files) if _UNFINISHED.fullmatch(name)]
         folders[:] = [name for name in folders if name not in left]
         yield from (
-            Found(f"unfinished: {Path(here, name)}", partial(_remove, Path(here, name)))
+            UserData(f"unfinished: {Path(here, name)}", partial(_remove, Path(here, name)))
             for name in left
         )
 
@@ -429,7 +429,9 @@ class TrainedOnUser(NamedTuple):
 def models_trained_on(store: Path, user: User) -> Iterator[TrainedOnUser]:
     """Yield the stored models that were trained on rows of the user, and their descendants."""
     lineages = find_lineages(store)
-    traces = {each.models[0].model_id: _traces(store, each.models[0], user) for each in lineages}
+    traces = {
+        each.models[0].model_id: _traces_of_user(store, each.models[0], user) for each in lineages
+    }
     for lineage in lineages:
         own, *ancestors = [model.model_id for model in lineage.models]
         known = [*traces[own], *(f"it continues {each}" for each in ancestors if traces.get(each))]
@@ -437,7 +439,7 @@ def models_trained_on(store: Path, user: User) -> Iterator[TrainedOnUser]:
             yield TrainedOnUser(own, lineage.is_live, "; ".join(known))
 
 
-def _traces(store: Path, model: Model, user: User) -> list[str]:
+def _traces_of_user(store: Path, model: Model, user: User) -> list[str]:
     folder, found, known = model_folder(store, model.model_id), list[str](), dict[str, Any]()
     # Garbage collection removes the workflow together with the weights.
     workflow = (
@@ -512,7 +514,7 @@ def waiting_requests(state: Path, user: User) -> int:
         )
 
 
-def in_windows(state: Path, user: User) -> Iterator[Found]:
+def find_in_windows(state: Path, user: User) -> Iterator[UserData]:
     """Yield the user's matured rows that the monitor has stored for its windows.
 
     The removal keeps these rows, but replaces the user by the unknown user.
@@ -525,7 +527,7 @@ def in_windows(state: Path, user: User) -> Iterator[Found]:
     with _reading_state(state) as connection:
         num_rows = matured_rows_of(connection, user.category)
     if num_rows:
-        yield Found(f"{state / STORE_FILE}: {num_rows} rows of the windows", remove)
+        yield UserData(f"{state / STORE_FILE}: {num_rows} rows of the windows", remove)
 
 
 @contextmanager
@@ -538,7 +540,7 @@ def _reading_state(state: Path) -> Iterator[sqlite3.Connection]:
         raise ContractError(f"{path} is not the database of a monitor's state: {error}") from error
 
 
-def find(user: User, store: Path, locations: dict[str, str]) -> list[Found]:
+def find(user: User, store: Path, locations: dict[str, str]) -> list[UserData]:
     """Return everything that can be removed, in the order of removal.
 
     Args:
@@ -560,21 +562,21 @@ def find(user: User, store: Path, locations: dict[str, str]) -> list[Found]:
     rows = [
         found
         for root in (open_objects(quarantine.as_uri()), *roots)
-        for found in in_rows(root, user)
+        for found in find_in_rows(root, user)
     ]
     local = [local_path(root.uri) for root in roots if not is_bucket_uri(root.uri)]
     # Search the monitor's windows first, because this search fails while a monitor runs.
     first = (
-        list(in_windows(typed_folder(locations["state"], "--state"), user))
+        list(find_in_windows(typed_folder(locations["state"], "--state"), user))
         if "state" in locations
         else []
     )
     first += [
         found for folder in (quarantine, *local, *folders.values()) for found in unfinished(folder)
     ]
-    first += [found for root in roots for found in in_outcomes(root, user)]
+    first += [found for root in roots for found in find_in_outcomes(root, user)]
     if incidents := folders.get("incidents"):
-        first += in_folders(
+        first += find_in_folders(
             (path.parent for path in incidents.glob(f"[!.]*/{INCIDENT}")), user, kind="incident"
         )
     if work := folders.get("work"):
@@ -583,7 +585,7 @@ def find(user: User, store: Path, locations: dict[str, str]) -> list[Found]:
             for path in work.iterdir()
             if path.is_dir() and not _UNFINISHED.fullmatch(path.name)
         )
-        first += in_folders(runs, user, kind="files of a run")
+        first += find_in_folders(runs, user, kind="files of a run")
     return first + rows
 
 

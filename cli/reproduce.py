@@ -96,7 +96,7 @@ class Reproduction:
         )
         is_screened = local_path(raw.train_uri).parent.name == "validation"
         found = differing(RawDataset.read(rows), raw, but=_OF_VALIDATION if is_screened else ())
-        yield "extraction", found + (self._written_since() if found else [])
+        yield "extraction", found + (self._files_after_run() if found else [])
 
         valid = self.folder / "valid.json"
         self._run("validation", champion=champion, raw_dataset=rows, valid_dataset=valid)
@@ -204,7 +204,7 @@ class Reproduction:
             raise kind(f"{step} ended with {code}: {reason}")
         return output
 
-    def _written_since(self) -> list[str]:
+    def _files_after_run(self) -> list[str]:
         """Return a line that names the skipped files, which were written after the model's run."""
         begun, days = (
             moment_of(self.until).timestamp(),

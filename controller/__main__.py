@@ -182,7 +182,7 @@ def control(
 
 
 @dataclass(kw_only=True)
-class Holder:
+class LockHolder:
     """Class that waits for the repository's lock, and holds the lock while a controller runs."""
 
     target: TargetSettings
@@ -270,7 +270,9 @@ def main(argv: list[str] | None = None) -> int:
             status=arguments.status,
         )
 
-    Holder(target=target, make=make, interval_seconds=arguments.interval_seconds, stop=stop).run()
+    LockHolder(
+        target=target, make=make, interval_seconds=arguments.interval_seconds, stop=stop
+    ).run()
     return 0
 
 

@@ -329,13 +329,13 @@ def _run_stages(
         with screen.stage("first_run", "first model through the pipeline"):
             refused = _first_run(demo)
         if refused is not None:
-            return _conclude_without_model(demo, refused)
+            return _print_missing_model(demo, refused)
         with screen.stage("baseline", "live traffic, labels arrive later"):
             _start_services(demo)
             _wait_for_window(demo, version=1)
         planted = _complete_loop(demo)
         with screen.stage("drain", "stop and account for every record"):
-            traffic = _stop_and_account(demo)
+            traffic = _stop_and_summarize(demo)
         with screen.stage(
             "verify", "recompute every logged score offline, make every decision again"
         ):
@@ -355,7 +355,7 @@ def _run_stages(
         verified=verified,
         replayed=replayed,
     )
-    return _conclude(observed, screen, simulated=settings.data is None)
+    return _write_results(observed, screen, simulated=settings.data is None)
 
 
 def _complete_loop(demo: _Demo) -> list[LiveChange]:
@@ -724,7 +724,7 @@ def _wait_for_run(demo: _Demo) -> bool:
     return live is not None and live.version > 1
 
 
-def _stop_and_account(demo: _Demo) -> dict[str, Any]:
+def _stop_and_summarize(demo: _Demo) -> dict[str, Any]:
     """Stop traffic and all processes, and return the summary of the traffic.
 
     The processes stop only after every record is archived or counted.
@@ -870,7 +870,7 @@ def _replay_decisions(demo: _Demo) -> ReplayedDecisions | None:
     )
 
 
-def _conclude(observed: Observations, screen: Screen, *, simulated: bool) -> int:
+def _write_results(observed: Observations, screen: Screen, *, simulated: bool) -> int:
     """Write summary and report, print which promises were kept, and return the exit code."""
     root = observed.folders.root
     summary = summarize(observed)
@@ -904,7 +904,7 @@ def _conclude(observed: Observations, screen: Screen, *, simulated: bool) -> int
     return 1 if failures else 0
 
 
-def _conclude_without_model(demo: _Demo, outcome: RunOutcome) -> int:
+def _print_missing_model(demo: _Demo, outcome: RunOutcome) -> int:
     """Print why there is no first model, and what would produce one. Return the exit code."""
     verdicts = read_verdicts(demo.folders)
     demo.screen.print(f"no first model: {outcome.state} at {outcome.step}: {outcome.reason}", "red")

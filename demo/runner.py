@@ -9,7 +9,7 @@ if KFP stops calling the handler.
 The monitor's local trigger starts a run as a process and reads its exit code. A person starts a run
 with `evergreen run`. The output of each task goes to its own log file. The run's notes name the
 step that failed, and the reason. Steps run at low priority, so that they do not slow down a server
-on the same machine (`yielding`).
+on the same machine (`at_low_priority`).
 """
 
 import contextlib
@@ -29,7 +29,7 @@ from unittest import mock
 
 from controller.deployment_target import TargetSettings
 from demo import environments
-from demo.stack import tethered
+from demo.stack import ended_with_parent
 from evergreen.contracts.manifests import RetrainRequest
 from evergreen.registry.recommenders import served_name
 from evergreen.registry.runs import (
@@ -200,7 +200,7 @@ def _task_handler(
     return EnvironmentTaskHandler
 
 
-def yielding(command: Sequence[str]) -> list[str]:
+def at_low_priority(command: Sequence[str]) -> list[str]:
     """Return the command line that runs `command` at low priority.
 
     The caller must start the command in a session of its own. With autogroup, Linux first divides
@@ -212,13 +212,14 @@ def yielding(command: Sequence[str]) -> list[str]:
 
 def _run_step(command: list[str], environment: Mapping[str, str], log: Any) -> int:
     process = subprocess.Popen(
-        yielding(command),
+        at_low_priority(command),
         env=dict(environment),
         stdin=subprocess.DEVNULL,
         stdout=log,
         stderr=subprocess.STDOUT,
         # KFP starts the step in a shell. Both the shell and the step can be ended, because they
-        # have their own process group. `yielding` also requires a separate session for the command.
+        # have their own process group. `at_low_priority` also requires a separate session for the
+        # command.
         start_new_session=True,
     )
     try:
@@ -410,7 +411,7 @@ def _controller(folders: LocalFolders, triton_urls: str, *, log: Path) -> Iterat
     variables = {**os.environ, "PYTHONPATH": str(environments.REPOSITORY)}
     with open(log, "ab") as output:
         process = subprocess.Popen(
-            tethered(command),
+            ended_with_parent(command),
             env=variables,
             stdin=subprocess.DEVNULL,
             stdout=output,

@@ -30,7 +30,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
 
-from demo.stack import LOOPBACK, answers, tethered
+from demo.stack import LOOPBACK, answers, ended_with_parent
 from evergreen.config.spec import CANDIDATE_SUFFIX
 from evergreen.contracts.serving import CODE_FILE, CONFIG_FILE, GRPC_OPTIONS, PYTHON, versions_of
 from evergreen.registry.models import GRAPH_FILE
@@ -281,7 +281,7 @@ class TritonServer:
         assert not self.alive(), "the server runs already"
         ports = self._ports
         self.stop()
-        _sweep_after_dead_owners()
+        _remove_orphaned_shared_memory()
         self.repository.mkdir(parents=True, exist_ok=True)
         check_repository(self.repository)
         wheel = prepare(DEFAULT_VENV, self._runtime)
@@ -401,7 +401,7 @@ class TritonServer:
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
         with open(self.log_path, "ab") as log:
             self._process = subprocess.Popen(
-                tethered(command, signal.SIGKILL),
+                ended_with_parent(command, signal.SIGKILL),
                 env={**os.environ, **wheel.variables, **self._variables},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -433,12 +433,12 @@ class TritonServer:
                 if not self.alive():
                     raise PermanentError(
                         f"triton ended with {self.returncode} at start: "
-                        f"{self._complaint(log_start)}"
+                        f"{self._last_errors(log_start)}"
                     )
                 if time.monotonic() >= deadline:
                     raise TemporaryError(
                         f"triton is not ready after {self.settings.ready_seconds} s: "
-                        f"{self._complaint(log_start)}"
+                        f"{self._last_errors(log_start)}"
                     )
                 time.sleep(0.02)
         except BaseException:
@@ -463,7 +463,7 @@ class TritonServer:
         except InferenceServerException:
             return False
 
-    def _complaint(self, log_start: int) -> str:
+    def _last_errors(self, log_start: int) -> str:
         """Return the log's last lines since `log_start`, errors first."""
         with open(self.log_path, "rb") as log:
             log.seek(log_start)
@@ -482,7 +482,7 @@ def _free_ports() -> Ports:
         return Ports(*(each.getsockname()[1] for each in sockets))
 
 
-def _sweep_after_dead_owners() -> None:
+def _remove_orphaned_shared_memory() -> None:
     """Remove the shared memory of servers whose owner was killed."""
     for leftover in _SHM.glob(f"{_NAME}*"):
         owner = leftover.name.removeprefix(_NAME).partition("_")[0]

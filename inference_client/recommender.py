@@ -83,7 +83,7 @@ class RequestIds:
         if len(self._taken) > self._remembered:
             self._taken.popitem(last=False)
 
-    def give_back(self, request_id: str) -> None:
+    def release(self, request_id: str) -> None:
         """Release the id of a request that failed and was not logged."""
         self._taken.pop(request_id, None)
 
@@ -494,7 +494,7 @@ class RecommenderClient:
             raise
         finally:
             if logs and not is_logged:
-                self._ids.give_back(request_id)
+                self._ids.release(request_id)
             self._in_flight -= 1
             self._idle.set()
 

@@ -394,13 +394,13 @@ class _Copies:
                 except InferenceServerException as error:
                     if _is_down(error):
                         self._down.add(replica.address)
-                        self._send_elsewhere()
+                        self._send_to_other_replica()
                     if not self._calls:
                         raise
             if not done and clock() >= end:
                 raise asyncio.TimeoutError
             if not done and not self._is_repeated:
-                self._is_repeated = self._send_elsewhere()
+                self._is_repeated = self._send_to_other_replica()
 
     def _seconds_to_check(self) -> float:
         """Return the number of seconds after which to check for a stalled copy."""
@@ -413,7 +413,7 @@ class _Copies:
             return _CHECK_SECONDS  # check whether another connection has a free slot
         return min((each.seconds_to_stall() for each in here), default=float("inf"))
 
-    def _send_elsewhere(self) -> bool:
+    def _send_to_other_replica(self) -> bool:
         """Send another copy of the call, if a connection without a copy has a free slot.
 
         Returns True if a copy was sent.

@@ -81,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     output: Path = build_parser().parse_args(argv).output.resolve()
     with TemporaryDirectory() as folder:
-        _lay_out(Path(folder))
+        _write_sources(Path(folder))
         flags = [
             "--no-deps",
             "--no-index",
@@ -98,7 +98,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _lay_out(folder: Path) -> None:
+def _write_sources(folder: Path) -> None:
     """Write the wheel's sources into an empty folder."""
     for path in _client_modules().values():
         target = folder / path.relative_to(_REPOSITORY)

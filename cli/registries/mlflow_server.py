@@ -64,7 +64,7 @@ def export(uri: str, exported: Exported) -> None:
             for each, card in exported.versions
         }
         if numbers:
-            _point(
+            _set_aliases(
                 client,
                 exported.name,
                 {alias: numbers.get(n or 0) for alias, n in exported.aliases.items()},
@@ -151,7 +151,7 @@ def _number_of(client: MlflowClient, release: Release, card: ModelCard, *, run_i
     return str(client.update_model_version(name, number, description=card.verdict.reason).version)
 
 
-def _point(client: MlflowClient, name: str, aliases: dict[str, str | None]) -> None:
+def _set_aliases(client: MlflowClient, name: str, aliases: dict[str, str | None]) -> None:
     """Set each alias to the MLflow version with this number.
 
     Remove each alias whose number is None.

@@ -317,11 +317,11 @@ def _proceed(
                 decision=found,
             )
         if fresh:
-            plan = _count_from_now(target, plan, settings)
+            plan = _record_baseline(target, plan, settings)
         return _held(plan, found)
 
 
-def _count_from_now(
+def _record_baseline(
     target: DeploymentTarget, plan: TrafficPlan, settings: CanarySettings
 ) -> TrafficPlan:
     """Return the plan with the current counters of new and restarted servers, and write it."""

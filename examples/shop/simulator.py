@@ -39,7 +39,7 @@ GENRES = (
     "war",
 )
 NUM_USERS, NUM_ITEMS = 3_000, 600
-MAX_GENRES, MAX_LOOKED_AT = 3, 8
+MAX_GENRES, MAX_VIEWED = 3, 8
 SLOTS = 8
 """Number of items on a page."""
 CLICK_RATE = 0.2
@@ -107,7 +107,7 @@ def draw(rows: int, seed: int) -> tuple[Any, NDArray[np.float64]]:
     user = random.choice(NUM_USERS, requests, p=shop.activity)
     country = shop.user_country[user]
     device = random.choice(len(DEVICES), requests, p=(0.3, 0.6, 0.1))
-    looked_at = [_looked_at(random) for _ in range(requests)]
+    looked_at = [_viewed_items(random) for _ in range(requests)]
     page = np.repeat(np.arange(requests), SLOTS)
     item = random.choice(NUM_ITEMS, len(page), p=shop.popularity)
     slot = np.tile(np.arange(SLOTS), requests)
@@ -153,9 +153,9 @@ def _zipf(count: int, random: Generator) -> NDArray[np.float64]:
     return weights / weights.sum()
 
 
-def _looked_at(random: Generator) -> NDArray[np.int64]:
+def _viewed_items(random: Generator) -> NDArray[np.int64]:
     """Draw the items that a user viewed, the newest last. One user in ten viewed no item."""
-    count = 0 if random.random() < 0.1 else int(random.integers(1, MAX_LOOKED_AT + 1))
+    count = 0 if random.random() < 0.1 else int(random.integers(1, MAX_VIEWED + 1))
     return random.integers(0, NUM_ITEMS, count)
 
 

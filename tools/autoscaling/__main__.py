@@ -212,7 +212,7 @@ def _settings(arguments: argparse.Namespace, trace: Trace, spec: Autoscaler) -> 
     )
 
 
-def _introduce(trace: Trace, settings: Settings, spec: Autoscaler) -> None:
+def _print_inputs(trace: Trace, settings: Settings, spec: Autoscaler) -> None:
     """Print what is simulated, and compare the queue target with docs/kubernetes/autoscaling.md."""
     times = settings.service_times
     usual = 1e6 * times.of_rows(int(trace.rows[0]))
@@ -248,7 +248,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.target_queue_microseconds is not None:
         spec = with_queue_target(spec, arguments.target_queue_microseconds)
     settings = _settings(arguments, trace, spec)
-    _introduce(trace, settings, spec)
+    _print_inputs(trace, settings, spec)
     outcome = Simulation(trace, spec, settings).run()
     print(_describe(outcome, objective_ms=arguments.objective_ms))
     return 0

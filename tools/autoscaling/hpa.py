@@ -108,7 +108,7 @@ class Controller:
         if not self.spec.least <= current <= self.spec.most:
             wanted = min(max(current, self.spec.least), self.spec.most)
         else:
-            proposal = self._largest_wish(current, pods, readings)
+            proposal = self._max_wanted_replicas(current, pods, readings)
             if proposal is None:
                 return current
             wanted = self._within_policies(now, current, self._stabilised(now, current, proposal))
@@ -116,7 +116,7 @@ class Controller:
             self._changes.append((now, wanted - current))
         return wanted
 
-    def _largest_wish(
+    def _max_wanted_replicas(
         self, current: int, pods: PodCounts, readings: Mapping[str, float | None]
     ) -> int | None:
         """Return the largest number of replicas that any metric requests.
@@ -125,7 +125,7 @@ class Controller:
         """
         values = [(metric, readings.get(metric.name)) for metric in self.spec.metrics]
         known = [
-            self._wish(metric, value, current, pods=pods)
+            self._wanted_replicas(metric, value, current, pods=pods)
             for metric, value in values
             if value is not None
         ]
@@ -134,7 +134,9 @@ class Controller:
             return None
         return max(known)
 
-    def _wish(self, metric: Metric, value: float, current: int, *, pods: PodCounts) -> int:
+    def _wanted_replicas(
+        self, metric: Metric, value: float, current: int, *, pods: PodCounts
+    ) -> int:
         ratio = _thousandths(value) / _thousandths(metric.target)
         if metric.is_average:
             return pods.existing if self._is_within(ratio / pods.existing) else math.ceil(ratio)
