@@ -48,8 +48,8 @@ from evergreen.serving.servers import probe
 logger = logging.getLogger(__name__)
 
 SHADOW_SHARE = 1.0
-"""Share of the requests that both arms score. A pair of scores comes from such a request. If both
-arms score all requests, a canary is decided as early as possible. Clients drop shadow requests that
+"""Share of the requests that both arms score, so that the two scores can be compared. If both arms
+score all requests, a canary is decided as early as possible. Clients drop shadow requests that
 would delay served requests (`inference_client.routing`)."""
 
 

@@ -119,8 +119,8 @@ class Watchdog:
                 self.counts[finding] += 1
                 self._rounds[key] = self._rounds[key] + 1 if finding == self._last.get(key) else 1
                 self._last[key] = finding
-                # A pod that a rolling update ends stops answering before its address disappears
-                # from the list.
+                # During a rolling update, a stopped pod fails this probe until its address
+                # disappears from the list.
                 if self._rounds[key] == (_FAILED_PROBES if finding == UNREACHABLE else 1):
                     logger.log(
                         _LEVELS[finding], "triton %s, version %d: %s%s", key, version, finding, why

@@ -651,8 +651,8 @@ def _start_services(demo: _Demo) -> None:
     demo.stack.wait_until(port.exists, what="the monitor's start", seconds=60, watch=demo.watch)
     demo.status_page = f"http://{LOOPBACK}:{json.loads(port.read_text())['port']}/"
     demo.screen.print(f"  status page: {demo.status_page}")
-    # Pub/Sub has no watermark until a lease has expired. The replay starts after that, because the
-    # next model trains on all rows that are sent before the drift.
+    # Pub/Sub has no watermark until a lease has expired. The replay waits for the watermark,
+    # because the next model trains on all rows that are sent before the drift.
     demo.stack.wait_until(
         lambda: demo.monitor_status()["log_read_up_to"] is not None,
         what="the monitor's first look at the log",

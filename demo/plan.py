@@ -199,10 +199,10 @@ def plan_for_data(
     Rows are sent in their original requests. Rows without requests are sent as one request each. If
     a laptop cannot send so many requests per second, several requests are sent together.
 
-    The first sixth of the rows fills the window of the baseline. The monitor decides about a
-    quarter later. Another sixth fills the window of the new version. The remaining rows are sent
-    during the training run, which takes about 45 s. If there are few rows, the windows are small.
-    Gate and monitor then report that their results are uncertain.
+    The first sixth of the rows fills the window of the baseline. About a quarter of the rows later,
+    the monitor decides. Another sixth fills the window of the new version. The remaining rows are
+    sent during the training run, which takes about 45 s. If there are few rows, the windows are
+    small. Gate and monitor then report that their results are uncertain.
 
     Args:
         settings: Settings of the user.

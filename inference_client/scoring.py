@@ -290,8 +290,8 @@ class ScoringClient:
     ) -> Scored:
         parts: dict[int, Scored] = {}
         """Answered parts of the request by the number of their first row, in the order of the
-        answers. The last answer shows the newest version, because a rollback can make a lower
-        number live."""
+        answers. The newest version is the version of the last answer, and not the highest number,
+        because a rollback can make a lower number live."""
         stale = list(range(0, len(dense), MAX_BATCH_ROWS))
         backoff = self._settings.first_backoff_seconds
 

@@ -26,7 +26,7 @@ from pipelines.placement import Placement, configure_task, train_job_spec
 def retraining_pipeline(placement: Placement) -> Callable[..., Any]:
     """Return the pipeline with the placement of one cluster.
 
-    Conditions test plain bools, because kfp 2.17 has an error with fields of NamedTuples. It
+    Conditions test plain bools, because kfp 2.17 has an error with fields of NamedTuples. kfp
     silently skips an `If` on such a field if there is no `Else` (kubeflow/pipelines pull request
     13313). Each condition costs an additional pod. Without the condition before deployment,
     Kubeflow's page would show a deployment that releases nothing as successful.

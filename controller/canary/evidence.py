@@ -13,8 +13,8 @@ any division, which avoids a mean of means. The counters of a new or restarted s
 warm-up, which is slow (measured: 70 requests at three times the usual time). The warm-up requests
 would weigh more in the smaller arm. A server without a recorded baseline is therefore left out
 (`uncounted`) until the next step records a baseline for it. When a server leaves, its requests are
-no longer in the counts of either arm. A restarted server counts from 0 again. If its counters have
-passed their recorded baseline by the next step, the restart is not detected. The counts of both
+no longer in the counts of either arm. A restarted server counts from 0 again. If the new counters
+have passed the recorded baseline by the next step, the restart is not detected. The counts of both
 arms are then too low, but never negative.
 
 Triton reports totals and no medians. The p99 is therefore read in two forms. The quantiles of a

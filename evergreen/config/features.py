@@ -501,7 +501,7 @@ class Features:
         return tuple(name for name in self.numeric if self.options_of(name).num_buckets)
 
     @property
-    def places(self) -> FeaturePositions:
+    def positions(self) -> FeaturePositions:
         """Return the slot of each position on the categorical axis, and the positions of each list.
 
         >>> last, tags = ListOptions(max=2, table="item"), ListOptions(max=1, pool="sum")

@@ -107,11 +107,11 @@ def draw(rows: int, seed: int) -> tuple[Any, NDArray[np.float64]]:
     user = random.choice(NUM_USERS, requests, p=shop.activity)
     country = shop.user_country[user]
     device = random.choice(len(DEVICES), requests, p=(0.3, 0.6, 0.1))
-    looked_at = [_viewed_items(random) for _ in range(requests)]
+    viewed = [_viewed_items(random) for _ in range(requests)]
     page = np.repeat(np.arange(requests), SLOTS)
     item = random.choice(NUM_ITEMS, len(page), p=shop.popularity)
     slot = np.tile(np.arange(SLOTS), requests)
-    similarity = _similarity(shop, looked_at)[page, item]
+    similarity = _similarity(shop, viewed)[page, item]
     effects = (
         0.9 * shop.taste[country[page], item]
         + 0.7 * shop.quality[item]
@@ -140,9 +140,9 @@ def draw(rows: int, seed: int) -> tuple[Any, NDArray[np.float64]]:
             "item_id": pa.array(words[item]),
             "country": pa.array(COUNTRIES).take(country[page]),
             "device": pa.array(DEVICES).take(device[page]),
-            "place": pa.array(slot + 1),
+            "page_position": pa.array(slot + 1),
             "genres": pa.array(of_item).take(item),
-            "last_items": pa.array([words[items].tolist() for items in looked_at]).take(page),
+            "last_items": pa.array([words[items].tolist() for items in viewed]).take(page),
         }
     )
     return table, probability
@@ -159,7 +159,7 @@ def _viewed_items(random: Generator) -> NDArray[np.int64]:
     return random.integers(0, NUM_ITEMS, count)
 
 
-def _similarity(shop: Shop, looked_at: list[NDArray[np.int64]]) -> NDArray[np.float64]:
+def _similarity(shop: Shop, viewed: list[NDArray[np.int64]]) -> NDArray[np.float64]:
     """Return the similarity of each item to the viewed items, as [pages, items].
 
     The similarity is the mean share of the item's genres in the viewed items, or 0 without viewed
@@ -168,7 +168,7 @@ def _similarity(shop: Shop, looked_at: list[NDArray[np.int64]]) -> NDArray[np.fl
     seen = np.stack(
         [
             shop.genres[items].mean(axis=0) if len(items) else np.zeros(len(GENRES))
-            for items in looked_at
+            for items in viewed
         ]
     )
     return seen @ shop.genres.T / shop.genres.sum(axis=1)
