@@ -198,7 +198,10 @@ def comparison_text(found: Comparison) -> str:
     lines += _uncertainty_warnings(found)
     for title, pairs in (("what differs", found.differing), ("sizes", found.sizes)):
         lines += ["", title, *(f"{name:34} {a:>32} {b:>32}" for name, a, b in _cells(pairs))]
-    lines += ["", f"slices that speak most against B{'':2}{'rows':>8}{'log loss':>10}{'p':>10}"]
+    lines += [
+        "",
+        f"slices, strongest evidence against B first{'':2}{'rows':>8}{'log loss':>10}{'p':>10}",
+    ]
     for part in found.slices[:TEXT_SLICES]:
         change = ABSENT if part.log_loss_change is None else f"{part.log_loss_change:+.1%}"
         lines += [

@@ -528,7 +528,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     recommender = recommender_of(arguments.store)
     done = ingest(files, recommender, lake=lake, replay=arguments.replay, settings=settings)
     file = str(malformed_path(arguments.replay)) if done.malformed else None
-    found = {**asdict(done), "malformed_file": file, "passed_over": passed_over(arguments.data)}
+    found = {**asdict(done), "malformed_file": file, "skipped_files": passed_over(arguments.data)}
     print(json.dumps(found, indent=2))
     return 0
 

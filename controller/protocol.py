@@ -430,7 +430,7 @@ TABLE: tuple[ProtocolRule, ...] = (
     ),
     ProtocolRule(
         state="published canary",
-        condition="the canary's files are not those of the version",
+        condition="the canary's files belong to another version",
         holds=lambda d, o: _becomes_canary(d, o) and o.placed != _version(d),
         move=PLACE_CANARY,
         then=("placed canary",),
@@ -479,7 +479,7 @@ TABLE: tuple[ProtocolRule, ...] = (
     ),
     ProtocolRule(
         state="undoing",
-        condition="the plan names the canary that was to start",
+        condition="the plan names the canary of the intent",
         holds=lambda d, o: (
             _undo(d, o)
             and d.intent is not None
@@ -491,14 +491,14 @@ TABLE: tuple[ProtocolRule, ...] = (
     ),
     ProtocolRule(
         state="undoing",
-        condition="the configuration is not that from before the intent",
+        condition="the configuration differs from the configuration before the intent",
         holds=lambda d, o: _undo(d, o) and o.config != _before(d),
         move=RESTORE_CONFIG,
         then=("undoing", "undone"),
     ),
     ProtocolRule(
         state="undoing",
-        condition="a server does not answer from the version before, or still has the candidate",
+        condition="a server does not answer from the previous version, or still has the candidate",
         holds=lambda d, o: (
             _undo(d, o)
             and not (
@@ -547,7 +547,7 @@ TABLE: tuple[ProtocolRule, ...] = (
     ),
     ProtocolRule(
         state="recorded",
-        condition="the journal contains what the request asked for",
+        condition="the journal contains the requested change",
         holds=lambda d, o: (
             _settled(d) and _accepted(d) and d.request is not None and d.request.is_recorded
         ),
@@ -557,14 +557,14 @@ TABLE: tuple[ProtocolRule, ...] = (
     # Without an intent, plan and configuration follow the journal.
     ProtocolRule(
         state="plan wrong",
-        condition="the plan names a version that the journal does not name there",
+        condition="the plan and the journal name different versions",
         holds=lambda d, o: _settled(d) and _is_plan_wrong(d, o),
         move=RESET_PLAN,
         then=("draining", "settled"),
     ),
     ProtocolRule(
         state="share unrecorded",
-        condition="the plan has another share for the canary than the journal",
+        condition="the plan and the journal have different shares for the canary",
         holds=lambda d, o: (
             _settled(d)
             and d.canary is not None
@@ -601,7 +601,7 @@ TABLE: tuple[ProtocolRule, ...] = (
     ),
     ProtocolRule(
         state="accepted",
-        condition="a canary is to start, and no client calls the canary before any more",
+        condition="a canary is requested, and no client calls the previous canary any more",
         holds=lambda d, o: (
             _settled(d)
             and _accepted(d)

@@ -79,7 +79,7 @@ logger = logging.getLogger(__name__)
 
 HANDLED = (ContractError, TemporaryError, PermanentError, Refused, OSError)
 """Errors of a move that become the answer to its request. Any other exception ends the process."""
-_SUPERSEDED = "a later request to go back supersedes it"
+_SUPERSEDED = "a later rollback or abort supersedes the request"
 _NAMES = ("Refused", "ContractError", "TemporaryError", "PermanentError")
 
 

@@ -308,7 +308,9 @@ def describe_data(data: Path, draft_to: Path) -> DescribedData:
     write_whole(draft_to, draft(sample, name=recommender_name(data.name.partition(".")[0])))
     roles_text = [f"{role}: {', '.join(names)}" for role, names in roles.items()]
     base = read_recommender(draft_to)
-    drafted = f"{draft_to} is drafted from the rows: correct it, and give it by --recommender"
+    drafted = (
+        f"{draft_to} is drafted from the rows: correct this file, and pass it by --recommender"
+    )
     return DescribedData(base, [drafted, *roles_text], has_times=base.data.event_time in names)
 
 

@@ -593,7 +593,9 @@ def advice_in_demo(verdict: Verdict, folder: Path) -> list[str]:
             f". In the demo, write `{section}: {{{name}: {value}}}` into a copy of the "
             "recommender's file "
         )
-        where += f"({folder / 'recommender.yaml'} if it was drafted) and give that by --recommender"
+        where += (
+            f"({folder / 'recommender.yaml'} if it was drafted) and pass the copy by --recommender"
+        )
         found.append(sentence + where if path else sentence)
     return found
 
@@ -619,8 +621,8 @@ def ingested_sentences(
         has_times: Whether the rows still have their event times.
     """
     yield (
-        f"{made['lake_rows']:,} rows for the lake, the {made['replay_rows']:,} after them for the "
-        f"replay, {made['malformed']:,} malformed rows set aside"
+        f"{made['lake_rows']:,} rows for the lake, the next {made['replay_rows']:,} rows for the "
+        f"replay, and {made['malformed']:,} malformed rows"
     )
     if has_times:
         times = pq.read_table(replay, columns=[raw_rows.EVENT_TIME])[raw_rows.EVENT_TIME]
@@ -640,8 +642,8 @@ def ingested_sentences(
     for name, words in left.items():
         if made.get(name):
             yield f"{made[name]:,} {words}"
-    if made["passed_over"]:
-        yield f"files skipped because they are not click logs: {', '.join(made['passed_over'])}"
+    if made["skipped_files"]:
+        yield f"files skipped because they are not click logs: {', '.join(made['skipped_files'])}"
 
 
 def decision_sentences(summary: DemoSummary) -> Iterator[str]:

@@ -320,7 +320,7 @@ class ScoringClient:
         versions = sorted({part.model_version for part in parts.values()})
         raise VersionsMixed(
             f"server {self.server} answered one request of {len(dense)} rows from versions "
-            f"{versions}, expected one"
+            f"{versions}, expected one version"
         )
 
     async def _score_part(
@@ -391,7 +391,7 @@ class ScoringClient:
             reported = (
                 f"server {self.server} reports the columns {str(stated)[:80]!r} of {request.model}"
             )
-            raise BadReply(f"{reported}, expected them as JSON") from error
+            raise BadReply(f"{reported}, expected JSON") from error
         for version in config.version_policy.specific.versions:
             self._columns[request.model, version] = newest
         self._newest[request.model] = newest

@@ -80,8 +80,8 @@ def client_settings(options: argparse.Namespace) -> "ClientSettings":
 
 def _add_replay(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Commands on standard input, one a line: drift, stop. End of standard input means stop, so "
-        "the replay ends with its parent; keep it open."
+        "Commands on standard input, one a line: drift, stop. The replay stops at the end of "
+        "standard input, so keep standard input open."
     )
     add_server_flags(parser, is_required=False)
     plan = (

@@ -551,7 +551,7 @@ def test_ingested_rows_are_identified_by_their_files(tmp_path):
         "malformed": 2,
         "duplicates": 0,
         "replaced": 3,
-        "passed_over": ["a.md"],
+        "skipped_files": ["a.md"],
     }
     sentences = list(
         numbers.ingested_sentences(made, tmp_path / "replay.parquet", most=1000, has_times=True)
@@ -565,7 +565,7 @@ def test_ingested_rows_are_identified_by_their_files(tmp_path):
     ]
     sentences = list(
         numbers.ingested_sentences(
-            {**made, "replaced": 0, "passed_over": []}, tmp_path, most=2000, has_times=False
+            {**made, "replaced": 0, "skipped_files": []}, tmp_path, most=2000, has_times=False
         )
     )
     assert sentences[1:] == [
