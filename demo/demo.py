@@ -573,7 +573,7 @@ def _prepare_lake(
     stack.start("ingest", [sys.executable, "-m", *ingest])
     made = printed_json(stack.finish("ingest", seconds=_PREPARE_SECONDS))
     for sentence in ingested_sentences(
-        made, replay, most=settings.rows, has_times=described.has_times
+        made, replay, max_rows=settings.rows, has_times=described.has_times
     ):
         screen.print(f"  {sentence}")
     rows = {name: made[name] for name in ("replay_rows", "lake_rows", "clicks")}

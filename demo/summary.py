@@ -610,14 +610,14 @@ def first_model_sentence(verdict: Verdict) -> str:
 
 
 def ingested_sentences(
-    made: Mapping[str, Any], replay: Path, *, most: int, has_times: bool
+    made: Mapping[str, Any], replay: Path, *, max_rows: int, has_times: bool
 ) -> Iterator[str]:
     """Yield sentences on what happened to a user's rows.
 
     Args:
         made: Output of `evergreen data ingest`.
         replay: File of the rows to replay.
-        most: Maximum number of rows to read.
+        max_rows: Maximum number of rows to read.
         has_times: Whether the rows still have their event times.
     """
     yield (
@@ -633,8 +633,8 @@ def ingested_sentences(
         )
     else:
         yield "the rows have no times: they are spread over the last four days in file order"
-    if made["lake_rows"] + made["replay_rows"] >= most:
-        yield f"only the first {most:,} rows are read, --rows reads more"
+    if made["lake_rows"] + made["replay_rows"] >= max_rows:
+        yield f"only the first {max_rows:,} rows are read, --rows reads more"
     left = {
         "duplicates": "equal copies of rows left out",
         "replaced": "rows replaced by later copies of them",

@@ -383,7 +383,7 @@ class RecommenderClient:
         request_id, logs = self._checked_id(request_id), self._logs(min(k, len(features)), log)
         scored = await self._score(features, request_id, key, logs=logs)
         best = np.argsort(-scored.scores, kind="stable")[:k]
-        best, propensities = explored(best, explore, self._timing.chance())
+        best, propensities = explored(best, explore, self._timing.uniform())
         logged = logs and self._record(
             features.take(best),
             scored,

@@ -34,7 +34,7 @@ from evergreen.storage.uris import local_path
 VERSION_TAG = "evergreen.version"
 """Tag of a model version with our version number. Each run has the tag `model_id`. The export finds
 existing entries by these tags."""
-_MOST_RUNS = 50_000
+_MAX_RUNS = 50_000
 """Maximum number of runs that a server returns in one response, enough for five years of hourly
 runs."""
 _TYPES = {"FP32": np.dtype(np.float32), "INT64": np.dtype(np.int64)}
@@ -53,7 +53,7 @@ def export(uri: str, exported: Exported) -> None:
         client, experiment = MlflowClient(), mlflow.set_experiment(exported.name).experiment_id
         known = {
             each.data.tags.get("model_id"): each
-            for each in client.search_runs([experiment], max_results=_MOST_RUNS)
+            for each in client.search_runs([experiment], max_results=_MAX_RUNS)
         }
         runs = {
             card.model_id: _run_of(client, experiment, card, found=known.get(card.model_id))

@@ -93,22 +93,22 @@ def read_pairs(
     stable: int,
     canary: int,
     since: datetime,
-    most: int,
+    max_pairs: int,
     user: str | None = None,
 ) -> Pairs:
     """Read the oldest pairs of two versions.
 
     A file may move from the archive to the lake during the read. If the archive comes first in
-    `folders`, such a file is read at least once. Memory grows with `most` and not with the lake.
-    The files of a lake in a bucket are downloaded one by one. A corrupt file is logged as a warning
-    and skipped.
+    `folders`, such a file is read at least once. Memory grows with `max_pairs`, and not with the
+    lake. The files of a lake in a bucket are downloaded one by one. A corrupt file is logged as a
+    warning and skipped.
 
     Args:
         folders: The monitor's archive and the lake.
         stable: Stable version.
         canary: Version of the canary.
         since: Earliest event time.
-        most: Maximum number of pairs.
+        max_pairs: Maximum number of pairs.
         user: Column of the users. None = the recommender has no user column.
 
     Raises:
@@ -124,9 +124,9 @@ def read_pairs(
         for archived in archived_files(folder, first_day=first_day):
             if (rows := _shadow_rows(archived, schema)) is not None:
                 found.append(_rows_of_pair(rows, stable=stable, canary=canary, since=since))
-                if sum(table.num_rows for table in found) > 4 * most:
-                    found = [_oldest(found, most)]
-    return _paired(_oldest(found, most), stable, user).first(most)
+                if sum(table.num_rows for table in found) > 4 * max_pairs:
+                    found = [_oldest(found, max_pairs)]
+    return _paired(_oldest(found, max_pairs), stable, user).first(max_pairs)
 
 
 def _rows_of_pair(rows: Any, *, stable: int, canary: int, since: datetime) -> Any:
@@ -139,14 +139,18 @@ def _rows_of_pair(rows: Any, *, stable: int, canary: int, since: datetime) -> An
     return rows.filter(pc.and_(recent, pc.or_(by_stable, by_canary)))
 
 
-def _oldest(tables: Sequence[Any], most: int) -> Any:
+def _oldest(tables: Sequence[Any], max_pairs: int) -> Any:
     """Return the oldest rows, sorted by time.
 
     Twice as many rows as wanted are returned, because both the archive and the lake may contain a
     row.
     """
     keys = [raw_rows.EVENT_TIME, raw_rows.REQUEST_ID, raw_rows.ROW]
-    return pa.concat_tables(tables).sort_by([(key, "ascending") for key in keys]).slice(0, 2 * most)
+    return (
+        pa.concat_tables(tables)
+        .sort_by([(key, "ascending") for key in keys])
+        .slice(0, 2 * max_pairs)
+    )
 
 
 def _shadow_rows(archived: ArchivedFile, schema: Any) -> Any:

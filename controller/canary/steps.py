@@ -360,7 +360,7 @@ def _evaluate(plan: TrafficPlan, settings: CanarySettings) -> tuple[CanaryDecisi
         stable=plan.stable.version,
         canary=plan.canary.version,
         since=_began(plan, settings.target.store),
-        most=settings.policy.looks[-1],
+        max_pairs=settings.policy.looks[-1],
         user=recommender.data.user if recommender else None,
     )
     found = evaluate(pairs, counts, settings.policy, unread=unread)

@@ -55,7 +55,7 @@ class SimulatedCategoryColumn:
 
     missing: float
     cardinality: int
-    head: float
+    top_share: float
     """Share of the most frequent value among the values that are not missing."""
     exponent: float
     """Zipf exponent of the other values, fitted so that 6,400 rows have about as many distinct
@@ -217,11 +217,13 @@ class CategoryTable:
         ranks = np.arange(1, column.cardinality, dtype=np.float64)
         rest = ranks**-column.exponent
         # Zipf-Mandelbrot distribution: increase the offset of the ranks until no other category has
-        # a larger share than `head`.
-        while (1.0 - column.head) * rest[0] / rest.sum() > column.head:
+        # a larger share than `top_share`.
+        while (1.0 - column.top_share) * rest[0] / rest.sum() > column.top_share:
             ranks += 1.0
             rest = ranks**-column.exponent
-        frequencies = np.concatenate([[column.head], (1.0 - column.head) * rest / rest.sum()])
+        frequencies = np.concatenate(
+            [[column.top_share], (1.0 - column.top_share) * rest / rest.sum()]
+        )
         salt = int(random.integers(0, 1 << 32))
         weights = random.normal(size=column.cardinality + 1)
         shares = np.append(frequencies * (1.0 - column.missing), column.missing)

@@ -232,7 +232,7 @@ def test_explored_list_is_shown_and_logged_in_its_order_with_its_odds(
     chances = iter([0.31, 0.29])
 
     async def talk():
-        timing = Timing(chance=lambda: next(chances))
+        timing = Timing(uniform=lambda: next(chances))
         async with connect(server.url, log=f"sqlite:///{log}", timing=timing) as client:
             rows = FeatureRows(dense=dense, categorical=categorical)
             stayed, swapped = [await client.rank(rows, 4, explore=0.3) for _ in range(2)]

@@ -25,7 +25,7 @@ from tools.autoscaling.queueing import PodSettings, read_service_times, shipped_
 from tools.autoscaling.simulation import Settings, SimulatedRun, Simulation
 from tools.autoscaling.traces import DEFAULT_ROWS, SYNTHETIC, Trace, read_trace
 
-_MOST_LINES = 48
+_MAX_LINES = 48
 
 
 def _describe(outcome: SimulatedRun, *, objective_ms: float) -> str:
@@ -65,7 +65,7 @@ def _time_line(outcome: SimulatedRun) -> Iterator[str]:
     Each line summarizes several syncs. In a long simulation, each line covers more syncs.
     """
     yield f"{'time':>6}  {'ready':>5}  {'wanted':>6}  {'served/s':>8}  {'p50 ms':>8}  {'p99 ms':>8}"
-    size = -(-len(outcome.moments) // _MOST_LINES)
+    size = -(-len(outcome.moments) // _MAX_LINES)
     for start in range(0, len(outcome.moments), size):
         moments = outcome.moments[start : start + size]
         waits = np.concatenate(outcome.waits[start : start + size])
@@ -207,7 +207,9 @@ def _settings(arguments: argparse.Namespace, trace: Trace, spec: Autoscaler) -> 
         service_times=times,
         pod=PodSettings(instances=arguments.instances),
         starts=StartTimes(node=arguments.node_seconds, pod=arguments.pod_seconds),
-        initial_replicas=min(max(math.ceil(busy / _INITIAL_LOAD), spec.least), spec.most),
+        initial_replicas=min(
+            max(math.ceil(busy / _INITIAL_LOAD), spec.min_replicas), spec.max_replicas
+        ),
         seed=arguments.seed,
     )
 
@@ -227,7 +229,7 @@ def _print_inputs(trace: Trace, settings: Settings, spec: Autoscaler) -> None:
     target = next(
         (metric.target for metric in spec.metrics if metric.name == QUEUE_METRIC), usual / 5
     )
-    print(f"replicas {spec.least} to {spec.most}, queue target {target:,.0f} us")
+    print(f"replicas {spec.min_replicas} to {spec.max_replicas}, queue target {target:,.0f} us")
     if not usual / 15 <= target <= usual:
         print(
             "such a target keeps the replicas near their maximum or minimum: see "

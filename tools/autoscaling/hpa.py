@@ -65,8 +65,8 @@ class Autoscaler:
     """Content of the manifest, which the API server has validated."""
 
     metrics: tuple[Metric, ...]
-    least: int
-    most: int
+    min_replicas: int
+    max_replicas: int
     up: Rules = _DEFAULT_UP
     down: Rules = _DEFAULT_DOWN
 
@@ -105,8 +105,8 @@ class Controller:
             self._recommended.append((now, current))
         if current == 0:
             return 0
-        if not self.spec.least <= current <= self.spec.most:
-            wanted = min(max(current, self.spec.least), self.spec.most)
+        if not self.spec.min_replicas <= current <= self.spec.max_replicas:
+            wanted = min(max(current, self.spec.min_replicas), self.spec.max_replicas)
         else:
             proposal = self._max_wanted_replicas(current, pods, readings)
             if proposal is None:
@@ -165,10 +165,10 @@ class Controller:
         self._changes = [(at, change) for at, change in self._changes if at > now - longest]
         if wanted > current:
             limit = max(self._policy_limit(now, current, self.spec.up, sign=1), current)
-            return min(wanted, limit, self.spec.most)
+            return min(wanted, limit, self.spec.max_replicas)
         if wanted < current:
             limit = min(self._policy_limit(now, current, self.spec.down, sign=-1), current)
-            return max(wanted, limit, self.spec.least)
+            return max(wanted, limit, self.spec.min_replicas)
         return wanted
 
     def _policy_limit(self, now: float, current: int, rules: Rules, *, sign: int) -> int:
@@ -233,8 +233,8 @@ def read_autoscaler(path: Path) -> Autoscaler:
                 )
                 for each in spec["triggers"]
             ),
-            least=int(spec.get("minReplicaCount", 1)),
-            most=int(spec.get("maxReplicaCount", 100)),
+            min_replicas=int(spec.get("minReplicaCount", 1)),
+            max_replicas=int(spec.get("maxReplicaCount", 100)),
             up=_rules(behavior.get("scaleUp", {}), _DEFAULT_UP),
             down=_rules(behavior.get("scaleDown", {}), _DEFAULT_DOWN),
         )

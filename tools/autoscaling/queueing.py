@@ -55,10 +55,10 @@ class ServiceTimes:
             return self.medians[-1] + max(slope, 0.0) * (rows - self.rows[-1])
         return float(np.interp(rows, self.rows, self.medians))
 
-    def multiples(self, chances: NDArray[np.float64]) -> NDArray[np.float64]:
+    def multiples(self, probabilities: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return service times as multiples of the median, at the given probabilities in [0, 1)."""
         at, values = zip(*self.quantiles)
-        return np.asarray(np.interp(chances, at, values), np.float64)
+        return np.asarray(np.interp(probabilities, at, values), np.float64)
 
     @cached_property
     def mean_multiple(self) -> float:
@@ -93,8 +93,11 @@ def read_service_times(path: Path) -> ServiceTimes:
             tuple(int(each["rows"]) for each in document["service_times"]),
             tuple(float(each["0.5"]) for each in measured),
             tuple(
-                (float(chance), float(np.median([each[chance] / each["0.5"] for each in measured])))
-                for chance in sorted(measured[0], key=float)
+                (
+                    float(probability),
+                    float(np.median([each[probability] / each["0.5"] for each in measured])),
+                )
+                for probability in sorted(measured[0], key=float)
             ),
             f"{document['what']}; measured {document['measured_at']}",
         )

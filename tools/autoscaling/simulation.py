@@ -176,7 +176,7 @@ class Simulation:
             lambda number: float(offsets[number % len(offsets)]),
         )
         self._wanted = (
-            spec.least if settings.initial_replicas is None else settings.initial_replicas
+            spec.min_replicas if settings.initial_replicas is None else settings.initial_replicas
         )
         self._samples: dict[str, deque[Sample]] = {}
         """Newest samples of each pod, as many as a query can use."""
@@ -230,7 +230,7 @@ class Simulation:
             return last
         arrivals = requests.arrivals[at]
         multiples = self._settings.service_times.multiples(requests.service[at])
-        chosen = (requests.chances[at] * len(ready)).astype(np.intp)
+        chosen = (requests.uniforms[at] * len(ready)).astype(np.intp)
         for number, pod in enumerate(ready):
             own = chosen == number
             pod.queue.offer(arrivals[own].tolist(), requests.rows, multiples[own].tolist())

@@ -20,8 +20,8 @@ _COLUMNS = ("seconds", "requests_per_second", "rows_per_request")
 """Columns of a trace's file. The column `rows_per_request` is optional."""
 DEFAULT_ROWS = 1024
 """Default number of rows in a request (candidates to rank), if the trace has no column for it."""
-_MOST_SECONDS = 31 * 86400.0
-_MOST_OF_STEP = 2e7
+_MAX_SECONDS = 31 * 86400.0
+_MAX_REQUESTS_OF_STEP = 2e7
 """Maximum number of requests in one step of a trace. All requests of a step are drawn at once. The
 maximum number of requests takes half a gigabyte of memory."""
 
@@ -55,7 +55,7 @@ class Trace:
         count = random.poisson(self.rates[step] * (end - start))
         return TraceRequests(
             arrivals=np.sort(random.uniform(start, end, count)),
-            chances=random.random(count),
+            uniforms=random.random(count),
             service=random.random(count),
             rows=int(self.rows[step]),
         )
@@ -66,7 +66,7 @@ class TraceRequests:
     """Requests in the order of their arrival."""
 
     arrivals: NDArray[np.float64]
-    chances: NDArray[np.float64]
+    uniforms: NDArray[np.float64]
     """Random numbers in [0, 1), one for each request, that select its pod."""
     service: NDArray[np.float64]
     """Numbers in [0, 1) that select the quantile of each service time."""
@@ -111,16 +111,16 @@ def read_trace(path: Path) -> Trace:
         raise ContractError(
             f"{path}: expected rates of 0 to 1e6 a second, and 1 to {MAX_BATCH_ROWS} rows"
         )
-    if seconds[0] != 0 or not np.all(np.diff(seconds) > 0) or seconds[-1] > _MOST_SECONDS:
+    if seconds[0] != 0 or not np.all(np.diff(seconds) > 0) or seconds[-1] > _MAX_SECONDS:
         raise ContractError(
             f"{path} has wrong seconds, expected seconds that begin at 0 and rise to at most "
-            f"{_MOST_SECONDS:g}"
+            f"{_MAX_SECONDS:g}"
         )
     trace = Trace(seconds, rates[:-1], rows[:-1].astype(np.int64), path.name)
-    if (most := float((trace.rates * np.diff(trace.starts)).max())) > _MOST_OF_STEP:
+    if (largest := float((trace.rates * np.diff(trace.starts)).max())) > _MAX_REQUESTS_OF_STEP:
         raise ContractError(
-            f"{path} has a step of {most:.3g} requests, expected at most {_MOST_OF_STEP:g}: split "
-            "it"
+            f"{path} has a step of {largest:.3g} requests, "
+            f"expected at most {_MAX_REQUESTS_OF_STEP:g}: split it"
         )
     return trace
 

@@ -67,7 +67,7 @@ def test_manifest_without_optional_fields_means_kubernetes_defaults(tmp_path):
         spec["triggers"][0]["metadata"]["threshold"] = "1.5"
 
     autoscaler = read_autoscaler(changed(tmp_path, bare))
-    assert autoscaler.least == 1
+    assert autoscaler.min_replicas == 1
     assert autoscaler.metrics[0].target == 1.5
     assert autoscaler.down.stabilization_seconds == 300
 
