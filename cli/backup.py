@@ -292,7 +292,7 @@ def _ask_for_confirmation(locations: dict[str, Path]) -> bool:
     listed = "".join(f"  {name}: {location}\n" for name, location in locations.items())
     if not sys.stdin.isatty():
         raise ContractError(
-            f"the backup says where to write, expected --within FOLDER or --yes:\n{listed}".rstrip()
+            f"the backup names folders, expected --within FOLDER or --yes:\n{listed}".rstrip()
         )
     print(f"This backup writes to\n{listed}Go on? [y/N] ", end="", flush=True)
     return sys.stdin.readline().strip().lower() in ("y", "yes")

@@ -92,8 +92,8 @@ LOCATIONS = {
     "incidents": "folder of recorded incidents",
     "work": "work folder of the pipeline's runs",
 }
-"""Flags of the folders and servers besides the model registry. The registry has the recommender,
-quarantine, models and golden rows."""
+"""Flags of all folders and servers except the model registry. The model registry contains the
+recommender, the quarantine, the models and the golden rows."""
 _OUTCOMES = OUTCOME_PARTITION.format(day="")
 _UNFINISHED = re.compile(r"\..+\.([0-9a-f]{32}|aside)")
 """Pattern for names of unfinished files and folders of killed programs."""

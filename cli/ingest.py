@@ -136,7 +136,7 @@ class Ingested:
     def of(
         cls, counts: RowCounts, read: ReadCounts, *, num_lake: int, num_malformed: int
     ) -> "Ingested":
-        """Create the result from the counts of the rows read and of the rows to write."""
+        """Create the result from the row counts of the reader and of the writer."""
         return cls(
             rows=counts.rows,
             lake_rows=num_lake,

@@ -1,6 +1,6 @@
 """`evergreen models list`, `show` and `live-at`: a registry's promotion journal and model cards.
 
-The journal says which version was live at which time, who made it live, and why.
+The journal records which version was live at which time, who made the version live, and why.
 """
 
 import argparse

@@ -182,7 +182,7 @@ class Attempt:
     """Version whose files were stored in the registry for this attempt."""
     is_rehearsed: bool = False
     is_published: bool = False
-    """Whether a new configuration was written. If so, servers may already have answered with this
+    """Whether a new configuration was written. Servers may already have answered with this
     configuration."""
     is_shown: bool = False
     """Whether clients may have read a plan with the canary."""
@@ -202,8 +202,8 @@ class DeploymentTarget:
     stack: ExitStack
     attempt: Attempt = field(default_factory=Attempt)
     known: Server | None = None
-    """Models that every server has loaded, as far as this process knows. None = the models that the
-    journal names."""
+    """Models that every server has loaded, according to the last answers to this process. None =
+    the models that the journal names."""
     errors: dict[str, BaseException] = field(default_factory=dict)
     """Error of each request that failed in this process, by the id of the request."""
     baked: tuple[Promotion, str] | None = None

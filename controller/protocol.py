@@ -102,7 +102,7 @@ class Intent:
     configuration."""
     is_canary: bool = False
     was_known: bool = False
-    """Whether the version was live or a canary before. If so, the version's files are not
+    """Whether the version was live or a canary before. The files of such a version are not
     removed."""
     lease: int | None = None
     """Lease number of the controller that announced the intent last. None in journal entries of

@@ -170,7 +170,7 @@ def _only(files: object, whole: list[int]) -> int | None:
 
 
 def _servers(target: DeploymentTarget, desired: Desired, placed: int | None) -> Server:
-    """Return what every server has loaded, as far as this process knows."""
+    """Return what every server has loaded, according to the last answers to this process."""
     if target.known is not None:
         return target.known
     if desired.intent is not None:

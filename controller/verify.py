@@ -1,11 +1,11 @@
 """Verify offline that a version is unchanged since its release and gave its logged scores.
 
-The command `evergreen audit verify VERSION` first compares the hashes of data, workflow, weights
-and graph in the journal, the manifest and the files. Then the command exports the stored model
-again, and scores the golden rows. The export must give the same graph. Then the graph scores every
-logged row of the version again in this process. Each score is compared with the served score or
-shadow score in the log. The command only reads, and needs no server and no repository. Memory use
-is bounded by the graph and one batch of rows.
+The command `evergreen audit verify VERSION` compares the hashes of data, workflow, weights and
+graph in the journal, the manifest and the files. The command exports the stored model again, which
+must give the same graph. The graph scores the golden rows and every logged row of the version again
+in this process. Each score is compared with the served score or shadow score in the log. The
+command only reads, and needs no server and no repository. Memory use is bounded by the graph and
+one batch of rows.
 
 docs/reference/exit-codes.md lists the exit codes. Code 1 means that a difference was found.
 """

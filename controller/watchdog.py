@@ -64,10 +64,9 @@ failed probes must follow before the next reload. A model that is unloaded in ea
 no client."""
 
 _REQUESTS_PER_INSTANCE = 2
-"""Number of probe requests per instance if there are several instances. Triton uses the instances
-one after another. An instance that returns late to the queue misses its turn. On a busy machine
-with two instances, 2 of 300 requests went to the same instance as the previous request (Triton
-2.51)."""
+"""Number of probe requests per instance if there are several instances. Triton usually alternates
+between the instances. On a busy machine with two instances, 2 of 300 requests went to the same
+instance as the previous request (Triton 2.51)."""
 
 
 @dataclass(kw_only=True)
@@ -92,10 +91,9 @@ class Watchdog:
 
     @cached_property
     def _repository(self) -> ModelRepository:
-        """Model repository.
+        """Return the model repository.
 
-        The repository is opened late, because before the first release the registry may not know
-        its recommender.
+        It is opened late, because the registry may have no recommender before the first release.
         """
         return self.target.open_repository()
 

@@ -115,8 +115,8 @@ def run_pipeline(
         )
         local.init(local.SubprocessRunner(use_venv=False), pipeline_root=str(root))
         text = with_locations(package, locations)
-        # KFP's local runner does not know the workflow's name, and its run id is random. The name
-        # of the run is unique, because `run_once` refuses a name that exists.
+        # KFP's local runner has no workflow name, and its run id is random. The name of the run is
+        # unique, because `run_once` refuses a name that exists.
         for placeholder in (
             dsl.PIPELINE_JOB_RESOURCE_NAME_PLACEHOLDER,
             dsl.PIPELINE_JOB_ID_PLACEHOLDER,

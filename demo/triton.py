@@ -373,7 +373,8 @@ class TritonServer:
             f"--backend-config=python,shm-growth-byte-size={_SHM_BYTES}",
             f"--backend-config=python,shm-region-prefix-name={self._shm_prefix}",
             "--allow-http=false",
-            # Only a caller with this secret value may use these protocols, and nobody knows it.
+            # Only a caller with this secret value may use these protocols, and the value is
+            # discarded.
             f"--grpc-restricted-protocol={RESTRICTED}:{secrets.token_hex(8)}={secrets.token_hex(16)}",
             *(f"--{service}-address={LOOPBACK}" for service in Ports._fields),
             *(f"--{service}-port={port}" for service, port in zip(Ports._fields, ports)),

@@ -1,4 +1,6 @@
-"""Errors between client and server. The base class of each error says what the caller must do next.
+"""Errors between client and server.
+
+The base class of each error shows what the caller must do next.
 
 Only the function `translated` depends on Triton's status codes and messages.
 """

@@ -199,9 +199,9 @@ class Placement:
     (docs/kubernetes/kfp-runs.md)."""
     training_retries: int = 4
     """Number of retries of training, the longest step. A retry resumes from the checkpoint, so that
-    the loss of a node costs only minutes. Preemptible nodes need a larger number. Retry n, counted
-    from 0, delays the report of a permanent error by 10 s * 3^n. The four default retries delay the
-    report by 7 minutes."""
+    the loss of a node costs only minutes. Choose a larger number for preemptible nodes. Retry n,
+    counted from 0, delays the report of a permanent error by 10 s * 3^n. The four default retries
+    delay the report by 7 minutes."""
 
     def __post_init__(self) -> None:
         expect(self, "at least 1", lambda value: value >= 1, "training_gpus", "training_processes")

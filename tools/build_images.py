@@ -181,7 +181,7 @@ def _write_digests(engine: str, references: Mapping[str, str], path: Path) -> No
         digests = [digest for digest in known if digest.partition("@")[0] == repository]
         if not digests:
             raise PermanentError(
-                f"{engine} knows no digest of {reference}: {done.stderr.strip() or known}"
+                f"{engine} has no digest of {reference}: {done.stderr.strip() or known}"
             )
         lines.append(digests[0])
     write_whole(path, "".join(f"{line}\n" for line in lines))

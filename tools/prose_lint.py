@@ -95,7 +95,7 @@ def _glossary_faults(text: str) -> Iterator[str]:
     bare = re.sub(r"`[^`]*`", "", text)
     for pattern, term in GLOSSARY.items():
         if match := re.search(rf"\b(?:{pattern})\b", bare):
-            yield f"says {match[0]!r}; the field's term is: {term}"
+            yield f"contains {match[0]!r}; the technical term is: {term}"
 
 
 @exits_with_code

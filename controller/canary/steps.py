@@ -9,10 +9,10 @@ repeatedly, because all its state is in the journal, the traffic plan and the ev
 leads to a request (`advance` or `abort`), as a person's command does. A shadow canary serves
 traffic only after it is started again with a share, or advanced.
 
-The journal names the canary's version (`canary_at_work`), and the plan tells clients how to use it.
-The order of the writes is in the table of the protocol (`controller.protocol`). If a plan names a
-canary that is not in the journal, the plan is reset. If no plan names a canary, its files are
-removed.
+The journal names the canary's version (`canary_at_work`), and clients read from the plan how to use
+the canary. The order of the writes is in the table of the protocol (`controller.protocol`). If a
+plan names a canary that is not in the journal, the plan is reset. If no plan names a canary, its
+files are removed.
 """
 
 import logging
@@ -324,7 +324,7 @@ def _proceed(
 def _record_baseline(
     target: DeploymentTarget, plan: TrafficPlan, settings: CanarySettings
 ) -> TrafficPlan:
-    """Return the plan with the current counters of new and restarted servers, and write it."""
+    """Write and return the plan with a baseline for new and restarted servers."""
     # Read the counters again, because loading the canary has added warm-up requests.
     seen, _ = _read_counters(plan, settings)
     plan = plan.next(baseline={**plan.baseline, **uncounted(plan.baseline, seen or {})})

@@ -1,8 +1,8 @@
 """Provide replayed rows from a simulator or a file of real rows. Both sources can drift on command.
 
-A source returns rows request by request. The module `replay` sends the rows, and `simulation` knows
-the true probabilities. Files are Parquet with the recommender's column names in any order, with or
-without labels. A column may be absent if serving replaces it by a fixed value. `evergreen data
+A source returns rows request by request. The module `replay` sends the rows. Simulated rows have
+true click probabilities. Files are Parquet with the recommender's column names in any order, with
+or without labels. A column may be absent if serving replaces it by a fixed value. `evergreen data
 ingest` converts other files to Parquet and separates malformed rows. This module raises an error at
 the first malformed value, with its file and row.
 """
