@@ -575,7 +575,7 @@ def loading(name: str, *, is_quick: bool) -> StepFigures:
         def sent(number: int, threads: int = threads) -> int:
             with ThreadPoolExecutor(threads) as pool:
                 for _ in pool.map(
-                    lambda part: assemble(rows, part, engine._places, device=DEVICE), parts
+                    lambda part: assemble(rows, part, engine._positions, device=DEVICE), parts
                 ):
                     pass
             return len(rows)

@@ -263,9 +263,9 @@ def main(argv: list[str] | None = None) -> int:
     def make(held: TargetSettings) -> ReleaseController:
         canary = CanarySettings(target=held, evidence=evidence, metrics=metrics, policy=policy)
         return ReleaseController(
-            watchdog=Watchdog(target=canary.target),
-            baking=Baking(target=canary.target, metrics=metrics),
-            inspection=Inspection(target=canary.target),
+            watchdog=Watchdog(target=canary.staged_target),
+            baking=Baking(target=canary.staged_target, metrics=metrics),
+            inspection=Inspection(target=canary.staged_target),
             canary=canary,
             status=arguments.status,
         )

@@ -98,8 +98,8 @@ class CanarySettings:
     fetch: Fetch = fetch
 
     @property
-    def target(self) -> TargetSettings:
-        """Deployment target on which canaries grow as the rules say."""
+    def staged_target(self) -> TargetSettings:
+        """Deployment target with the stages in which a canary grows."""
         stages = CanaryStages(
             shares=self.policy.shares,
             drain_seconds=self.drain_seconds,
@@ -206,7 +206,7 @@ def _advance(
     target = settings.target
     version = canary_at_work(target.store)
     request = canary_request(settings, ADVANCE, reason, plan=plan)
-    carry_out(settings.target, request)
+    carry_out(settings.staged_target, request)
     at_work = canary_at_work(target.store)
     action, share, wait = (
         (RELEASED, 1.0, settings.drain_seconds)
@@ -239,7 +239,7 @@ def _abort(
         if found is None or found.canary is None:
             return NO_CANARY
     request = canary_request(settings, ABORT_REQUEST, reason, plan=plan)
-    carry_out(settings.target, request)
+    carry_out(settings.staged_target, request)
     return Step(
         action=ABORTED,
         reason=reason,
@@ -267,7 +267,7 @@ def _settle(settings: CanarySettings) -> Step:
     repository = settings.target.open_repository()
     at_work, versions = canary_at_work(settings.target.store), repository.canary.whole()
     version = at_work.version if at_work else next(iter(versions), None)
-    with reconciled(settings.target) as target:
+    with reconciled(settings.staged_target) as target:
         plan, is_over = target.repository.read_plan(), not target.repository.canary.whole()
         reason = plan.reason if plan else "no plan names it"
         if plan is not None and plan.canary is not None:
@@ -298,7 +298,7 @@ def _proceed(
     Raises:
         Refused: the plan changed since the evidence was read.
     """
-    with reconciled(settings.target) as target:
+    with reconciled(settings.staged_target) as target:
         if target.repository.read_plan() != plan:
             return _CHANGED_MEANWHILE
         at_work = canary_at_work(target.store)
