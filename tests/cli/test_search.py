@@ -122,7 +122,8 @@ def test_search_starts_with_given_recommender_resumes_and_names_best(tmp_path):
     assert rates == sorted(rates)
     assert parse_settings(best.replace("--set=", ""))["training.learning_rate"] == rates[0]
     assert (
-        "expected the same" in call(tmp_path, "--trials=9", "-pparent=none", runner=runner).stderr
+        "as in the earlier search"
+        in call(tmp_path, "--trials=9", "-pparent=none", runner=runner).stderr
     )
 
 

@@ -283,7 +283,7 @@ class StackDouble:
         self.lines: list[str] = []
         self._has_ended = has_ended
 
-    def tell(self, name, line):
+    def send_line(self, name, line):
         if self._has_ended:
             raise ProcessDied("replay ended")
         self.lines.append(line)

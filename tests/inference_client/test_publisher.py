@@ -215,8 +215,8 @@ def test_publishing_continues_after_any_outage_and_reports_its_start_and_end(
     assert len(lines) == 2
     assert (
         lines[0]
-        == f"the log {'refuses records' if kind is PermanentError else 'is unavailable'}, records "
-        "wait: gone"
+        == f"the event log {'refuses records' if kind is PermanentError else 'is unavailable'}, "
+        "and records stay queued: gone"
     )
     assert "available again after" in lines[1]
 

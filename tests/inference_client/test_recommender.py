@@ -703,7 +703,7 @@ def test_request_id_names_one_logged_request(score_rows, make_rows, log, read_lo
             for again in rows[1:]:
                 with raises(ContractError, "request_id 'session 7'", "earlier request"):
                     await client.score(again, request_id="session 7")
-                with raises(ContractError, "new one for each request"):
+                with raises(ContractError, "new id for each request"):
                     await client.rank(again, 1, request_id="session 7")
             await client.score(rows[0], request_id="session 7", log=False)
             ranking = await client.rank(rows[0], 1)

@@ -243,7 +243,7 @@ def test_schedule_without_six_fields_is_refused_before_anything_is_sent(
 
 def test_upload_without_work_is_refused(server, command, capsys):
     assert command("--no-run") == 2
-    assert "nothing to do" in capsys.readouterr().err
+    assert "the command would do nothing" in capsys.readouterr().err
     assert server.requests == []
 
 
