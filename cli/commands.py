@@ -48,11 +48,15 @@ COMMANDS: dict[tuple[str, ...], Command] = {
     ("compile",): Command(_PIPELINE, "compile the retraining pipeline", ("compile",)),
     ("run",): Command(_PIPELINE, "run the compiled pipeline on this machine", ("run",)),
     ("submit",): Command(_PIPELINE, "run or schedule the pipeline on Kubeflow", ("submit",)),
-    ("runs",): Command("cli.runs", "list runs: how each ended, rows, AUC and verdict"),
+    ("runs",): Command("cli.runs", "list runs with their result, rows, AUC and verdict"),
     ("search",): Command("cli.search", "try settings and rank them", environment="search"),
-    ("status",): Command("cli.status", "show what serves, how well, and what needs a person"),
+    ("status",): Command(
+        "cli.status", "show the live version, its quality, and what needs a person"
+    ),
     ("doctor",): Command("cli.doctor", "check an installation on a cluster"),
-    ("data", "check"): Command(_FILE, "check a recommender file, or rows against it", ("check",)),
+    ("data", "check"): Command(
+        _FILE, "check a recommender file, or check rows against the file", ("check",)
+    ),
     ("data", "accept"): Command(_FILE, "use a recommender file in the next runs", ("accept",)),
     ("data", "show"): Command(_FILE, "print an accepted recommender as a file", ("show",)),
     ("data", "diff"): Command(_FILE, "compare two recommenders key by key", ("diff",)),
@@ -82,7 +86,7 @@ COMMANDS: dict[tuple[str, ...], Command] = {
         environment="export",
     ),
     ("monitor", "run"): Command(
-        "monitoring.__main__", "watch the click log, decide when to retrain"
+        "monitoring.__main__", "read the record log, and decide when to retrain"
     ),
     ("monitor", "upload"): Command("monitoring.uploader", "move archived records into the lake"),
     ("monitor", "log"): Command(
@@ -96,7 +100,7 @@ COMMANDS: dict[tuple[str, ...], Command] = {
         "controller.canary.__main__", "give a new version a growing share, or roll it back"
     ),
     ("release", "controller"): Command(
-        "controller.__main__", "carry out requests, heal servers, grow canaries, roll back"
+        "controller.__main__", "carry out requests, repair servers, advance canaries, roll back"
     ),
     ("audit", "verify"): Command(
         "controller.verify", "check logged scores against the released graph, offline"
@@ -118,7 +122,9 @@ COMMANDS: dict[tuple[str, ...], Command] = {
         ("replay",),
     ),
     ("audit", "compare"): Command(
-        "cli.compare", "compare two models on rows new to both", environment="training"
+        "cli.compare",
+        "compare two models on rows that neither was trained on",
+        environment="training",
     ),
     ("admin", "backup"): Command("cli.backup", "copy an installation while it runs", ("backup",)),
     ("admin", "restore"): Command(
@@ -127,7 +133,7 @@ COMMANDS: dict[tuple[str, ...], Command] = {
     ("admin", "collect"): Command(
         "evergreen.registry.collect", "list or remove files that no rollback needs"
     ),
-    ("admin", "forget"): Command("cli.forget", "list or remove all stored data of a user"),
+    ("admin", "forget"): Command("cli.forget", "list or remove the data of one user"),
     ("simulate", "lake"): Command(_SIMULATION, "write a lake of simulated clicks", ("lake",)),
     ("simulate", "drift"): Command(_SIMULATION, "write a drifted copy of a simulator", ("drift",)),
     ("simulate", "traffic"): Command(

@@ -1,4 +1,4 @@
-"""`evergreen admin forget` lists all stored data of one user. With `--yes`, it removes the data.
+"""List the data of one user, and remove it with `--yes`: `evergreen admin forget`.
 
 The command also lists the models that were trained on the user's rows.
 
@@ -593,9 +593,10 @@ def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the command's flags."""
     parser = CommandParser(
         prog="evergreen admin forget",
-        description="List all stored data of a user (data.user of the accepted recommender), and "
-        "remove the data with --yes. Also list the models that were trained on the user's rows, "
-        "and the run that replaces these models.",
+        description="List the files and models that contain one user (data.user of the accepted "
+        "recommender). With --yes, remove the user. "
+        "Also list the models that were trained on the user's rows, and the run that replaces "
+        "them.",
     )
     parser.add_argument(
         "--user", required=True, metavar="ID", help="value of the column, as your files spell it"

@@ -68,9 +68,10 @@ def commands_page() -> str:
         "`~/.zshrc`.",
         "",
         "Every pipeline step is also a command in its environment, such as "
-        "`.venvs/training/bin/python -m components.training --help`. Extraction, deployment and "
-        "run_outcome run in `driver`, validation and preprocessing in the environment of their "
-        "name, training and evaluation in `training`.",
+        "`.venvs/training/bin/python -m components.training --help`. The steps `extraction`, "
+        "`deployment` and `run_outcome` use the environment `driver`. The steps `validation` and "
+        "`preprocessing` each have an environment of the same name. The steps `training` and "
+        "`evaluation` use the environment `training`.",
         "",
         "| task | commands |",
         "|---|---|",

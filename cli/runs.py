@@ -73,7 +73,7 @@ def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the command's flags."""
     runs = CommandParser(
         prog="evergreen runs",
-        description="List runs: how each ended, its rows, model, AUC and verdict.",
+        description="List runs with their result, rows, model, AUC and verdict.",
     )
     add_store_flag(runs, default=DEMO_STORE)
     add_listing_flags(runs)

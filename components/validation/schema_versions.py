@@ -262,7 +262,8 @@ def build_parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(dest="command", required=True)
     show = commands.add_parser(
-        "show", help="print the schema in force: the newest accepted one, else the live model's"
+        "show",
+        help="print the newest accepted schema, or the live model's schema if none is accepted",
     )
     show.add_argument(
         "which",
@@ -283,7 +284,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--change", action="append", default=[], metavar="FEATURE", help="may change (repeatable)"
     )
     log = commands.add_parser(
-        "log", help="list the accepted versions: who, when, why, what they changed"
+        "log", help="list the accepted schemas with author, time, reason and changes"
     )
     add_listing_flags(log)
     for each in (show, diff, accept, log):

@@ -519,7 +519,7 @@ class Features:
 
     @property
     def id_positions(self) -> FeaturePositions:
-        """Return `places` extended by one position for each bucketed feature.
+        """Return `positions` extended by one position for each bucketed feature.
 
         >>> options = {"price": NumericOptions(transform=("quantile_buckets(8)",))}
         >>> features = Features(numeric=("price",), categorical=("item",), numeric_options=options)

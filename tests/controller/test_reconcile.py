@@ -615,7 +615,7 @@ def test_request_is_carried_out_between_two_parts_of_a_round(deployment):
     back = []
 
     class Looking(Watchdog):
-        def look(self):
+        def check(self):
             asked = rollback_request(deployment.settings, to_version=None, reason="drill")
             back.append(append_request(deployment.settings.store, asked))
             return {}
