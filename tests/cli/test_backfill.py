@@ -289,7 +289,7 @@ def test_corrupt_marker_is_reported(lake, corrected, text):
 @pytest.mark.parametrize(
     ("names", "message"),
     [
-        (["empty.parquet"], "hold no row of 2026-03-01"),
+        (["empty.parquet"], "have no row of 2026-03-01"),
         (["raw.parquet", "day_0"], "expected files of one kind"),
         (["none"], "none does not exist"),
     ],

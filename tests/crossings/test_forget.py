@@ -345,7 +345,7 @@ def test_no_file_names_forgotten_user_and_all_other_rows_are_unchanged(
     )
     assert [path.name for path in (installation / "work").iterdir()] == ["r2"]
     assert forget(installation, "--yes") == 0
-    assert "no row, outcome, incident or run holds the user" in capsys.readouterr().out
+    assert "no row, outcome, incident or run contains the user" in capsys.readouterr().out
 
 
 def test_models_trained_on_user_are_named_with_run_to_replace_them(installation, capsys):
@@ -354,12 +354,12 @@ def test_models_trained_on_user_are_named_with_run_to_replace_them(installation,
     assert dict(
         line[6:].split(": ", 1) for line in output.splitlines() if line.startswith("model ")
     ) == {
-        "m1": "its vocabulary holds the user; it was trained on 2026-03-01, whose rows hold the "
-        "user",
+        "m1": "its vocabulary contains the user; it was trained on 2026-03-01, whose rows "
+        "contain the user",
         "m2 (live)": "it continues m1",
-        "m3": "its list of rare categories holds the user",
-        "m4": "it was trained on 2026-03-02, whose rows hold the user",
-        "m6": "it was trained on 2026-02-28, whose rows hold the user",
+        "m3": "its list of rare categories contains the user",
+        "m4": "it was trained on 2026-03-02, whose rows contain the user",
+        "m6": "it was trained on 2026-02-28, whose rows contain the user",
     }
     assert output.count("golden rows of version 1, model m2: ") == 2
     assert "version 1 still contains the user, until a run from scratch is released:" in output
@@ -367,7 +367,7 @@ def test_models_trained_on_user_are_named_with_run_to_replace_them(installation,
         f"evergreen run --package build/retraining.yaml --folder '{installation}' --from-scratch"
         in output
     )
-    assert "1 requests that hold the user are not archived yet" in output
+    assert "1 requests of the user are not archived yet" in output
     assert "not searched either: the event log's records and dead letters" in output
     keep_learnt(installation / "store", "m7", "bob")
     make_live(installation / "store", release(installation / "store", 2, "m7"))

@@ -297,7 +297,7 @@ def test_retry_of_a_step_that_was_rolled_back_before_its_release_is_refused(step
     with pytest.raises(ContractError):  # version 1 is the first
         rollback(target, reason="something is wrong")
     assert step(True, "run-2") == 1
-    assert "a later request to go back supersedes it" in capsys.readouterr().err
+    assert "a later rollback or abort supersedes the request" in capsys.readouterr().err
     assert current(store).version == 1
 
 
