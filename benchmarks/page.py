@@ -1,9 +1,9 @@
 """Write docs/design/performance.md and its charts from the newest documents.
 
-Run by `make performance`. Measured documents are in build/benchmarks, which git ignores. This
-program copies the documents to benchmarks/results, one file per benchmark, and writes the page from
-all of them. Quick runs are not copied, because they only show that a benchmark works. `command`
-defines the documents, and each benchmark defines its charts.
+Run by `make performance`. Measured documents are in build/benchmarks, which git ignores.
+`benchmarks.page` copies the documents to benchmarks/results, one file per benchmark, and writes the
+page from all documents. Quick runs are not copied, because they only show that a benchmark works.
+`command` defines the documents, and each benchmark defines its charts.
 """
 
 import json
@@ -24,8 +24,8 @@ PAGE = REPOSITORY / "docs" / "design" / "performance.md"
 CHARTS = ("freshness", "growth")
 """Benchmarks whose modules draw charts."""
 COUNTS = ("policies", "gate", "validation")
-"""Benchmarks whose figures count decisions. Other work on the machine does not change these
-figures."""
+"""Benchmarks that count decisions, such as false alarms. Other work on the machine does not change
+a count."""
 NAMES = [*PLANS, "gpu"]
 _LIMITS = {
     "product_gflop_s": "The machine multiplied float32 matrices at {:g} GFLOP/s.",
@@ -54,7 +54,7 @@ names the speed of the machine at that time.
 """
 
 
-def keep() -> None:
+def copy_results() -> None:
     """Copy newly measured documents to the results."""
     RESULTS.mkdir(exist_ok=True)
     for path in (REPOSITORY / MEASURED / f"{name}.json" for name in NAMES):
@@ -62,7 +62,7 @@ def keep() -> None:
             write_whole(RESULTS / path.name, text)
 
 
-def kept_documents(folder: Path = RESULTS) -> list[dict[str, Any]]:
+def read_results(folder: Path = RESULTS) -> list[dict[str, Any]]:
     """Return the documents of the results, in the order of the page."""
     paths = [folder / f"{name}.json" for name in NAMES]
     return [json.loads(path.read_text()) for path in paths if path.exists()]
@@ -138,8 +138,8 @@ def row(figure: Figure) -> str:
 
 def main() -> int:
     """Copy the documents, and write page and charts."""
-    keep()
-    documents = kept_documents()
+    copy_results()
+    documents = read_results()
     for document in documents:
         for name, drawn in charts(document).items():
             write_whole(PAGE.with_name(name), drawn)

@@ -171,7 +171,7 @@ def parser_of(path: tuple[str, ...]) -> argparse.ArgumentParser:
     return parser
 
 
-def whole_parser() -> argparse.ArgumentParser:
+def complete_parser() -> argparse.ArgumentParser:
     """Return one parser of all commands with their flags, for shell completion and the pages.
 
     If the packages of a command are not installed here, its flags are missing. Use `parser_of` to
@@ -203,8 +203,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser = Overview(
         prog="evergreen",
         description="Keep a recommender's click model fresh.",
-        epilog="`evergreen COMMAND --help` shows a command's flags and an example.\n"
-        "`evergreen --print-completion bash` (or zsh) prints a script for your shell.",
+        epilog="`evergreen COMMAND --help` shows a command's flags and an example.\n`evergreen "
+        "--print-completion bash` (or zsh) prints a script for your shell.",
     )
     first = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     levels = {"": first}

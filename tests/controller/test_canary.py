@@ -482,7 +482,7 @@ def test_next_canary_unloads_one_before_once_clients_have_left_it(
 def test_person_may_try_undecided_model_and_nobody_failed_model(installation):
     undecided = evaluated(installation.candidates[2], "inconclusive")
     refused = dataclasses.replace(undecided[1], accepted=False)
-    with pytest.raises(ContractError, match="'inconclusive', expected an accepted one"):
+    with pytest.raises(ContractError, match="'inconclusive', expected an accepted verdict"):
         release(undecided[0], refused, undecided[2], settings=installation.release_settings())
     with pytest.raises(ContractError, match="'fail'"):
         start(*evaluated(undecided, "fail"), settings=installation.release_settings())
@@ -503,7 +503,7 @@ def test_one_faulty_server_blocks_no_repair_and_canary_reloads_count_apart(insta
     }.get
     watchdog = Watchdog(target=installation.release_settings(connect=connect))
     for _ in range(4):
-        watchdog.look()
+        watchdog.check()
     assert installation.servers["b:1"].loaded() == [1]
     assert set(+watchdog.reloads) == {1}
 

@@ -15,7 +15,16 @@ from controller.__main__ import POLL_SECONDS, ReleaseController, control, main
 from controller.baking import Baking
 from controller.deployment_target import opened
 from controller.inspection import Inspection
-from controller.watchdog import BUSY, GONE, HEALED, ILL, SKIPPED, SUSPECT, WELL, Watchdog
+from controller.watchdog import (
+    BUSY,
+    HEALED,
+    HEALTHY,
+    SKIPPED,
+    SUSPECT,
+    UNHEALTHY,
+    UNREACHABLE,
+    Watchdog,
+)
 from demo.triton import TritonServer, TritonSettings
 from evergreen.contracts.manifests import Release
 from evergreen.registry.models import release_path
@@ -55,14 +64,14 @@ def watchdog(settings):
 
 def findings(watchdog):
     """Return the findings about the live model on the only server."""
-    return [finding for key, finding in watchdog.look().items() if key.endswith(f" {MODEL_NAME}")]
+    return [finding for key, finding in watchdog.check().items() if key.endswith(f" {MODEL_NAME}")]
 
 
 def test_stub_killed_under_load_is_healed_and_requests_succeed_again(
     deploy, client, triton, watchdog, raw_rows
 ):
     deploy(1)
-    assert findings(watchdog) == [WELL]
+    assert findings(watchdog) == [HEALTHY]
     with RetryingTraffic(triton.grpc_url, raw_rows(8)) as traffic:
         traffic.more()
         kill_stubs(triton)
@@ -73,8 +82,8 @@ def test_stub_killed_under_load_is_healed_and_requests_succeed_again(
         assert findings(watchdog) == [HEALED]
         traffic.more()
     assert {answer.model_version for answer in traffic.answers} == {1}
-    assert findings(watchdog) == [WELL]
-    assert watchdog.counts == {WELL: 2, HEALED: 1}
+    assert findings(watchdog) == [HEALTHY]
+    assert watchdog.counts == {HEALTHY: 2, HEALED: 1}
 
 
 class OutOfTurn(Triton):
@@ -103,7 +112,7 @@ def test_dead_stub_that_missed_first_probe_is_found_in_same_round(make_candidate
     )
     OutOfTurn.turns[:] = ["alive", "alive"] + ["dead", "alive"] * 8
     watchdog = Watchdog(target=dataclasses.replace(settings, connect=OutOfTurn))
-    assert [findings(watchdog) for _ in range(2)] == [[HEALED], [WELL]]
+    assert [findings(watchdog) for _ in range(2)] == [[HEALED], [HEALTHY]]
 
 
 def test_during_release_nothing_is_reloaded_and_after_it_model_is_healed(
@@ -148,11 +157,11 @@ def test_wrong_scores_need_two_readings_and_reloads_become_ever_rarer(
         Counted.loads.clear()
         found = findings(watchdog)
         loads.append(len(Counted.loads))
-        assert found == [ILL if len(loads) > 1 else SUSPECT]
+        assert found == [UNHEALTHY if len(loads) > 1 else SUSPECT]
     assert [number for number, count in enumerate(loads, start=1) if count] == [2, 4]
     for name, content in right.items():
         (live / name).write_bytes(content)
-    assert [findings(watchdog) for _ in range(2)] == [[HEALED], [WELL]]
+    assert [findings(watchdog) for _ in range(2)] == [[HEALED], [HEALTHY]]
 
 
 class Overloaded(Counted):
@@ -216,7 +225,7 @@ def test_change_that_was_killed_is_undone(deploy, client, watchdog, settings, ra
         assert live_version(client, raw_rows(3)) == 1, "a deployment that holds the lock is running"
     controller.round()
     assert controller.num_recovered == 1
-    assert findings(watchdog) == [WELL]
+    assert findings(watchdog) == [HEALTHY]
     assert live_version(client, raw_rows(3)) == 2
     assert read_entries(settings.store)[-1].action == WITHDRAWN
 
@@ -244,7 +253,7 @@ def test_canary_is_watched_too(deploy, client, triton, watchdog, settings, raw_r
             )
         )
     kill_stubs(triton)
-    assert watchdog.look() == {
+    assert watchdog.check() == {
         f"{triton.grpc_url} {name}": HEALED for name in (MODEL_NAME, CANARY_NAME)
     }
     assert client.infer(CANARY_NAME, *raw_rows(3))[1] == 1
@@ -255,13 +264,13 @@ def test_canary_is_watched_too(deploy, client, triton, watchdog, settings, raw_r
 def test_absent_server_is_reported_until_it_returns(deploy, client, triton, watchdog, caplog):
     deploy(1)
     triton.kill()
-    assert [findings(watchdog) for _ in range(3)] == [[GONE]] * 3
+    assert [findings(watchdog) for _ in range(3)] == [[UNREACHABLE]] * 3
     said = [
         r for r in caplog.records if r.levelname == "ERROR" and triton.grpc_url in r.getMessage()
     ]
     assert len(said) == 1, "one report, and not one in every round"
     triton.start()
-    assert findings(watchdog) == [WELL]
+    assert findings(watchdog) == [HEALTHY]
 
 
 def test_absent_server_is_probed_once_in_each_round(deployment):
@@ -274,13 +283,13 @@ def test_absent_server_is_probed_once_in_each_round(deployment):
         probed.append(url)
         return deployment.connect(url)
 
-    found = Watchdog(target=dataclasses.replace(deployment.settings, connect=connect)).look()
+    found = Watchdog(target=dataclasses.replace(deployment.settings, connect=connect)).check()
     gone, up = (server.url for server in deployment.servers)
     assert found == {
-        f"{gone} {NAMES.model}": GONE,
-        f"{gone} {NAMES.canary}": GONE,
-        f"{up} {NAMES.model}": WELL,
-        f"{up} {NAMES.canary}": WELL,
+        f"{gone} {NAMES.model}": UNREACHABLE,
+        f"{gone} {NAMES.canary}": UNREACHABLE,
+        f"{up} {NAMES.model}": HEALTHY,
+        f"{up} {NAMES.canary}": HEALTHY,
     }
     assert probed == [gone, up, up]
 
@@ -304,7 +313,7 @@ def test_response_cache_cannot_answer_for_dead_stub(make_candidate, settings, tm
         release(*make_candidate(settings.store, 1), settings=cached)
         watchdog, client = Watchdog(target=cached), Triton(server.grpc_url)
         golden = ModelRepository(open_objects(cached.repository), NAMES).published.golden_rows(1)
-        assert findings(watchdog) == [WELL]
+        assert findings(watchdog) == [HEALTHY]
         before, _ = client.infer(MODEL_NAME, golden.dense, golden.categorical)
         kill_stubs(server)
         after, version = client.infer(MODEL_NAME, golden.dense, golden.categorical)
@@ -317,7 +326,7 @@ def test_response_cache_cannot_answer_for_dead_stub(make_candidate, settings, tm
 
 
 def test_before_first_release_no_server_is_probed(watchdog):
-    assert watchdog.look() == {}
+    assert watchdog.check() == {}
 
 
 def test_replicas_behind_name_are_asked_for_at_every_round(deploy, settings, triton, caplog):
@@ -327,14 +336,14 @@ def test_replicas_behind_name_are_asked_for_at_every_round(deploy, settings, tri
     )
     known = {("triton-headless", 8001): []}
     watchdog = Watchdog(target=dataclasses.replace(target, resolve=lambda *name: known[name]))
-    assert watchdog.look() == {f"{triton.grpc_url} {MODEL_NAME}": WELL}
+    assert watchdog.check() == {f"{triton.grpc_url} {MODEL_NAME}": HEALTHY}
     known["triton-headless", 8001] = [triton.grpc_url, "127.0.0.1:9"]
-    assert watchdog.look() == {
-        f"{triton.grpc_url} {MODEL_NAME}": WELL,
-        f"127.0.0.1:9 {MODEL_NAME}": GONE,
+    assert watchdog.check() == {
+        f"{triton.grpc_url} {MODEL_NAME}": HEALTHY,
+        f"127.0.0.1:9 {MODEL_NAME}": UNREACHABLE,
     }
     known["triton-headless", 8001] = [triton.grpc_url]
-    watchdog.look()
+    watchdog.check()
     assert "127.0.0.1:9" not in caplog.text, "a pod that ended with a rolling update is no error"
 
 
@@ -364,8 +373,8 @@ def test_round_that_fails_is_logged_and_next_one_comes(
     assert str(journal) in states[1]["problem"] or "not a promotion" in states[1]["problem"]
     assert "this round failed" in caplog.text
     assert json.loads((tmp_path / "status.json").read_text()) == {
-        "servers": {f"{settings.triton_urls[0]} {MODEL_NAME}": WELL},
-        "counts": {**dict.fromkeys(module.FINDINGS, 0), WELL: 2},
+        "servers": {f"{settings.triton_urls[0]} {MODEL_NAME}": HEALTHY},
+        "counts": {**dict.fromkeys(module.FINDINGS, 0), HEALTHY: 2},
         "recovered": 0,
         "baking": {
             **{"action": "none", "reason": "version 1 does not bake", "version": 1, "checks": []}
@@ -395,7 +404,7 @@ def test_command_heals_servers_until_sigterm(deploy, settings, triton, tmp_path)
         return json.loads(status.read_text())["counts"][finding] if status.exists() else 0
 
     try:
-        wait_for(lambda: count(WELL))
+        wait_for(lambda: count(HEALTHY))
         kill_stubs(triton)
         wait_for(lambda: count(HEALED))
         process.send_signal(signal.SIGTERM)

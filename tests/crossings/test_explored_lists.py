@@ -36,7 +36,7 @@ def _send_lists(url, rows, clock):
     chance, requested = random.Random(5), []
 
     async def send_all():
-        timing = Timing(clock=clock, chance=chance.random)
+        timing = Timing(clock=clock, uniform=chance.random)
         async with RecommenderClient(
             LiveModel(), recommender=CRITEO_RECOMMENDER, log=url, timing=timing
         ) as client:

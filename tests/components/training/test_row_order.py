@@ -13,9 +13,9 @@ def part(num_new, num_replayed=0, available=0):
 
 @pytest.fixture
 def small_windows(monkeypatch):
-    """Reduces a window to 8 groups of 8 rows, so that a pass of 65 rows has two windows."""
-    monkeypatch.setattr(row_order, "_RUN_ROWS", 8)
-    monkeypatch.setattr(row_order, "_MOST_RUNS", 8)
+    """Reduces a window to 8 blocks of 8 rows, so that a pass of 65 rows has two windows."""
+    monkeypatch.setattr(row_order, "_BLOCK_ROWS", 8)
+    monkeypatch.setattr(row_order, "_MAX_BLOCKS", 8)
 
 
 @pytest.mark.parametrize("num_rows", [1, 64, 65, 128, 129, 1000, 1003])

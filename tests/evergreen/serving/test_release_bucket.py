@@ -47,7 +47,7 @@ def test_versions_go_live_are_replaced_and_return(settings, repository, make_can
     repository.published.check(1)
 
 
-@pytest.mark.parametrize("step_name", ["kept", "probed"])
+@pytest.mark.parametrize("step_name", ["stored", "probed"])
 def test_deployment_that_lost_its_lease_writes_nothing_more(
     settings, repository, make_candidate, step_name
 ):

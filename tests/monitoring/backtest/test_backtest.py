@@ -46,7 +46,7 @@ def evaluated(actions: str) -> list[DecisionPoint]:
             calibration=None,
             ctr=0.5,
         )
-        memory = {"matured_total": 100 * (number + 1)}
+        state = {"matured_total": 100 * (number + 1)}
         made.append(
             DecisionPoint(
                 time=50.0 * number,
@@ -54,7 +54,7 @@ def evaluated(actions: str) -> list[DecisionPoint]:
                 decision=decision,
                 decisions=(decision,),
                 kpis=kpis,
-                memory=memory,
+                state=state,
             )
         )
     return made
@@ -117,7 +117,7 @@ def test_backtest_uses_settings_of_monitor_and_warns_of_few_decision_points(ran,
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["--policy", "guess"], "policies is 'guess', expected some of"),
+        (["--policy", "guess"], "policies is 'guess', expected one or several of"),
         (["--start", "3026-01-01"], "0 matured rows"),
         (["--run-seconds=-1"], "run_seconds is -1.0, expected at least 0"),
     ],
