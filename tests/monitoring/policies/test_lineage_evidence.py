@@ -229,7 +229,7 @@ def test_e_value_is_multiplied_by_products_of_factors():
     # The factors of the first round get the weight `start` in equal parts. The expected e-value is
     # `start` times the mean of the factors, plus the remaining weight.
     mixture = EValue({})
-    mixture.bet(payoffs[1:2], [1.0], lambdas, enough=1e9)
+    mixture.update(payoffs[1:2], [1.0], lambdas, enough=1e9)
     start, rest = 1.0 - 1.0 / np.log2(3), 1.0 / np.log2(3)
     assert mixture.value == pytest.approx(rest + start * np.mean(factors(payoffs[1:2], lambdas)))
 
