@@ -24,9 +24,9 @@ from demo.environments import REPOSITORY, python_of
 
 
 class Plan(NamedTuple):
-    """Environment and maximum duration of a benchmark.
+    """Environment of a benchmark, and its time limit.
 
-    The maximum is a multiple of the duration on two cores.
+    The limit is several times the measured duration on two cores.
     """
 
     environment: str
@@ -59,7 +59,7 @@ PLANS = {
     "quality": Plan("benchmarks", 10, 60),
     "freshness": Plan("driver", 15, 120),
 }
-"""Maximum minutes of each benchmark: first the benchmarks of speed, then the studies of
+"""Time limit of each benchmark in minutes: first the benchmarks of speed, then the studies of
 decisions."""
 
 
@@ -148,7 +148,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.chdir(REPOSITORY)
     signal.signal(
         signal.SIGTERM, lambda *_: sys.exit(1)
-    )  # SystemExit also ends the running benchmark
+    )  # also end the running benchmark on SystemExit
     signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs ignore SIGINT
     MEASURED.mkdir(parents=True, exist_ok=True)
     names, commit, has_failed = flags.names or PLANS, machine.facts()["revision"], False

@@ -1,9 +1,9 @@
 """Measure how a monitor processes the backlog of a day, for `make benchmark-backlog`.
 
-An SQLite log contains 2.4 million rows in messages of ten rows, and the clicks on these rows. The
-monitor's program starts on one core with its default settings. The time ends when the last row has
-its label, drift was measured, and all archive files were written. The reported memory is the
-monitor's maximum anonymous memory.
+An SQLite log contains 2.4 million rows, ten rows per message, and the clicks on these rows. The
+monitor's program starts on one core with its default settings. The measurement ends when three
+things are done: the last row has its label, drift was measured, and all archive files were written.
+The reported memory is the monitor's maximum anonymous memory.
 """
 
 import json
@@ -30,12 +30,12 @@ from testing.recommenders import accept_into
 ROWS, ROWS_A_MESSAGE = 2_400_000, 10
 DAY_SECONDS, STEPS = 86_400.0, 1_000
 AGE_SECONDS = 7200.0
-"""Age of the newest row in seconds, at which all labels are final."""
+"""Age of the newest row in seconds. At this age, all labels are final."""
 POLL_SECONDS = 0.2
 
 
 def write_backlog(folder: Path, rows: int) -> None:
-    """Write the records of a day that ended two hours ago, and the model that scored them."""
+    """Write the records of a day that ended two hours ago, and a model that scores the records."""
     traffic, begin = RecordTraffic(ROWS_A_MESSAGE), time.time() - AGE_SECONDS - DAY_SECONDS
     accept_into(folder / "store", CRITEO_RECOMMENDER)
     write_reference(folder / "store", traffic.records)
@@ -98,8 +98,10 @@ def _counters(state: Path) -> dict[str, float]:
         address = json.loads((state / "http.json").read_text())
     except FileNotFoundError:
         return {}
-    answer = http_get(f"http://{address['host']}:{address['port']}/status")
-    counters: dict[str, float] = json.loads(answer.text)["counters"] if answer.status == 200 else {}
+    response = http_get(f"http://{address['host']}:{address['port']}/status")
+    counters: dict[str, float] = (
+        json.loads(response.text)["counters"] if response.status == 200 else {}
+    )
     return counters
 
 

@@ -1,12 +1,12 @@
 """Measure when Triton's response cache saves time, for `make benchmark-cache`.
 
-The result depends on the cost of the model and on the hit rate. The design follows the post "How to
-build a distributed inference cache with NVIDIA Triton and Redis". The benchmark compares Triton
-without a cache and Triton with its local cache. The laptop's server has no Redis.
+The result depends on the cost of the model and on the hit rate. The question comes from the post
+"How to build a distributed inference cache with NVIDIA Triton and Redis". The benchmark compares
+Triton without a cache and Triton with its local cache. The laptop's server has no Redis.
 
-One server serves each network twice, with and without the cache. Every request is sent to both
-variants, directly one after the other and in alternating order. A slow moment of the machine
-therefore affects both variants. Only one request is in flight, so that the time of one response is
+One server serves each network twice, with and without the cache. Every request is sent to the model
+with the cache and to the model without, in alternating order. A slow moment of the machine
+therefore affects both models. Only one request is in flight, so that the time of one response is
 measured, including hashing. Half of the requests are planted hits, which the server's own counters
 must confirm. Requests do not wait for each other. The saved time at any hit rate therefore follows
 from the saving of a hit and the cost of a miss.
@@ -54,11 +54,12 @@ _ROUNDS, _QUICK_ROUNDS = 5, 2
 _REQUESTS, _QUICK_REQUESTS = 1000, 200
 """Number of requests per round. Half of the requests are hits."""
 _WARM = 20
-"""Requests that are cached before a round. A hit repeats one of these requests."""
+"""Number of requests that are cached before a round. A hit repeats one of these requests."""
 _WARM_UP = 30
 """Number of requests to each model before the measurement."""
 _TRAFFIC_ROWS = 100_000
-"""Number of rows of the demo's traffic in which repeated requests are counted."""
+"""Number of rows from the demo's simulator. The benchmark counts how many of them are
+repetitions."""
 
 
 class Pair(NamedTuple):
@@ -71,7 +72,7 @@ class Pair(NamedTuple):
 
 
 class Unplanted(PermanentError):
-    """The server's cache hits differ from the planted cache hits, so no figure is valid."""
+    """The number of cache hits differs from the number of planted hits, so no figure is valid."""
 
 
 class RoundMedians(NamedTuple):
@@ -83,9 +84,9 @@ class RoundMedians(NamedTuple):
     plain: float
     """Duration of a request without the cache."""
     miss_cost: float
-    """Additional duration of a miss with the cache."""
+    """Time that the cache adds to a request that is not cached."""
     hit_saving: float
-    """Duration that a cache hit saves."""
+    """Time that a cache hit saves."""
 
     def saved(self, hit_rate: float) -> float:
         """Return the share of a request's time that the cache saves at a hit rate in [0, 1].
@@ -106,7 +107,7 @@ def measure(
     """Return the figures of one network and request size.
 
     Raises:
-        Unplanted: the server's number of cache hits is not the expected number.
+        Unplanted: the server's number of cache hits differs from the number of planted hits.
     """
     requests, random = RequestStream(simulator, num_rows), np.random.default_rng(0)
     names = {kind: f"{network}_{kind}" for kind in (PLAIN, CACHED)}
@@ -116,7 +117,7 @@ def measure(
     before = {kind: counters(client, name) for kind, name in names.items()}
     count, num_rounds = (_QUICK_REQUESTS, _QUICK_ROUNDS) if is_quick else (_REQUESTS, _ROUNDS)
     rounds = [
-        medians_of(_ask_one_round(client, names, requests, hits=random.permutation(count) % 2 == 0))
+        medians_of(_send_round(client, names, requests, hits=random.permutation(count) % 2 == 0))
         for _ in range(num_rounds)
     ]
     counted = {kind: increase(before[kind], counters(client, name)) for kind, name in names.items()}
@@ -142,7 +143,7 @@ def measure(
     }
 
 
-def _ask_one_round(
+def _send_round(
     client: InferenceServerClient,
     names: dict[str, str],
     requests: RequestStream,

@@ -84,7 +84,7 @@ def _workflow(simulator: Simulator) -> FeatureWorkflow:
 class RequestStream:
     """Prepared requests of `num_rows` simulated rows.
 
-    The first value contains a counter, so each request is unique.
+    The first feature value of a request is a counter, so each request is unique.
     """
 
     def __init__(self, simulator: Simulator, num_rows: int) -> None:

@@ -27,14 +27,14 @@ def chart_file(lines: Sequence[Line], *, y_label: str, x_unit: str) -> str:
     """
     drawn = str(escape(line_chart(lines, y_label=y_label, x_unit=x_unit)))
     body = drawn[drawn.index("<svg") : drawn.rindex("</svg>") + len("</svg>")]
-    legend, place, row = "", 40.0, 0
+    legend, x, row = "", 40.0, 0
     for line in lines:
         width = 20.0 + 6.5 * len(line.label)
-        if place + width > WIDTH:
-            place, row = 40.0, row + 1
+        if x + width > WIDTH:
+            x, row = 40.0, row + 1
         height = HEIGHT + 16 * row - 5 if row else 14
-        legend += f'<text x="{place:g}" y="{height}" style="fill:{line.color}">{line.label}</text>'
-        place += width
+        legend += f'<text x="{x:g}" y="{height}" style="fill:{line.color}">{line.label}</text>'
+        x += width
     size = f"{WIDTH} {HEIGHT + 16 * row}"
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {size}"><style>text{{font:12px '

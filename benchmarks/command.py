@@ -1,10 +1,10 @@
 """Provide the flags, the JSON document and the child processes that benchmarks share.
 
-Each document has `benchmark`, `command`, `date` (UTC), `commit`, `is_quick`, `seconds`, `machine`
-(facts), `limits` (peak rates of the machine at that time), `other_work_share`, `figures` (rows of
-`spread.Figure`), and further fields of the benchmark. `benchmarks.page` writes
-docs/design/performance.md from the documents. Each benchmark defines its own measurements and
-output.
+Each document has `benchmark`, `command`, `date` (UTC), `commit`, `is_quick`, `seconds` and
+`figures` (rows of `spread.Figure`). The fields `machine` (facts), `limits` (peak rates at that
+time) and `other_work_share` describe the machine. Each benchmark adds further fields.
+`benchmarks.page` writes docs/design/performance.md from the documents. Each benchmark defines its
+own measurements and output.
 """
 
 import argparse
@@ -54,8 +54,9 @@ def benchmark_parser(name: str, description: str | None, *, quick: str) -> argpa
 def documented(flags: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Yield a document for figures, and write it to `flags.output` if the block succeeds.
 
-    Prints the machine's facts first. At the end, the function prints the figures, and a warning if
-    other work on the machine makes them doubtful. A `Spread` is written as a JSON object.
+    Prints the machine's facts first. The function prints the figures at the end. If other work on
+    the machine makes the figures doubtful, it also prints a warning. A `Spread` is written as a
+    JSON object.
     """
     facts, limits = machine.facts(), machine.limits()
     other_work, began = machine.OtherWork(), time.monotonic()
@@ -101,7 +102,7 @@ _POLL_SECONDS = 0.02
 
 
 class StepProcessFailed(Exception):
-    """A process failed. The message has the end of its output."""
+    """A process failed. The error message contains the end of the output."""
 
 
 class Run(NamedTuple):

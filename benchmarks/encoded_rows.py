@@ -2,10 +2,10 @@
 
 The table with 1,221,286 rows comes from NVIDIA's DCN sample. The 26 slot sizes of this table come
 from one day of Criteo 1TB, encoded by NVTabular. Ids have a probability of about 1 / (id + 1), a
-Zipf distribution with exponent 1. Click logs have such ids after Categorify orders the categories
-by frequency. The true logit is the sum of one weight per id and of the weighted dense values. A
-list contributes the pooled weights of its elements to the logit. A list has any number of elements
-up to its maximum. Id 0 is the padding, so it is never an element.
+Zipf distribution with exponent 1. Ids of real click logs have a similar distribution, because
+Categorify orders categories by frequency. The true logit is the sum of one weight per id and of the
+weighted dense values. A list contributes the pooled weights of its elements to the logit. A list
+has any number of elements up to its maximum. Id 0 is the padding, so it is never an element.
 """
 
 import numpy as np
@@ -45,8 +45,8 @@ SAMPLE_SLOT_SIZES = [
     34,
 ]
 _LARGE_SLOT = 10_000
-"""Number of ids above which a slot grows with the size of the sample. A smaller slot already
-contains all of its categories."""
+"""Number of ids above which a slot grows with the size of the sample. In a smaller slot, all
+categories occur already in the sample."""
 _BIAS = -1.2
 _WEIGHT_OF_ID, _WEIGHT_OF_DENSE = 0.3, 0.2
 """Standard deviations of the weights. With 26 slots and 13 values, the Bayes-optimal AUC is about
@@ -74,7 +74,7 @@ class PlantedLogit:
         `features` are Criteo's columns, and may include lists of their categories.
         """
         random = np.random.default_rng(seed)
-        self.slot_sizes, self._places = slot_sizes, features.positions
+        self.slot_sizes, self._positions = slot_sizes, features.positions
         self._by_id = [
             _WEIGHT_OF_ID * random.standard_normal(size, np.float32) for size in slot_sizes
         ]
@@ -84,15 +84,15 @@ class PlantedLogit:
         """Return `num_rows` rows and their true logits [n]."""
         random = np.random.default_rng(seed)
         dense = random.standard_normal((num_rows, NUM_DENSE), np.float32)
-        ids = np.empty((num_rows, len(self._places.slots)), np.int32)
+        ids = np.empty((num_rows, len(self._positions.slots)), np.int32)
         logits = dense @ self._by_dense + np.float32(_BIAS)
         for slot, (size, weights) in enumerate(zip(self.slot_sizes, self._by_id)):
             # The formula inverts the distribution function log(1 + id) / log(1 + size).
             drawn = np.expm1(random.random(num_rows) * np.log1p(size)).astype(np.int32)
             ids[:, slot] = np.minimum(drawn, size - 1)
             logits += weights[ids[:, slot]]
-        for start, stop, pool in self._places.lists:
-            slot, shape = self._places.slots[start], (num_rows, stop - start)
+        for start, stop, pool in self._positions.lists:
+            slot, shape = self._positions.slots[start], (num_rows, stop - start)
             drawn = np.expm1(random.random(shape) * np.log1p(self.slot_sizes[slot])).astype(
                 np.int32
             )

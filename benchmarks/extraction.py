@@ -32,12 +32,12 @@ DENSE, CATEGORICAL = [f"I{i}" for i in range(1, 14)], [f"C{i}" for i in range(1,
 NAMES = ["label", *DENSE, *CATEGORICAL]
 
 Way = Callable[[Path, Path], Callable[[], int]]
-"""Function that imports its libraries and returns the worker. The worker reads the file, writes to
-the folder, and returns the number of rows."""
+"""Function that imports the libraries of a conversion, and returns a worker. The worker reads the
+file, writes to the folder, and returns the number of rows."""
 
 
 def ours(file: Path, folder: Path) -> Callable[[], int]:
-    """Use extraction's reader and writer.
+    """Convert the file with the reader and the writer of our extraction step.
 
     Reader and writer check every value, set malformed lines aside with their line numbers, and
     convert categories to int64.
@@ -129,8 +129,8 @@ def run_here(way: str, file: Path, folder: Path) -> dict[str, float]:
 OURS = "ours"
 PYARROW = ("pyarrow_whole", "pyarrow_stream")
 RATIO_TARGET, MEMORY_TARGET, GROWTH_TARGET = 0.5, 10**9, 1.1
-"""Targets: our rate relative to the faster pyarrow variant, our peak memory in bytes, and our peak
-memory with the large file relative to the small file. The growth target allows 10 % for noise."""
+"""Minimum rate relative to the faster pyarrow variant, maximum peak memory in bytes, and maximum
+growth of the peak memory on the large file. The target for growth allows 10 % for noise."""
 _ROWS, _QUICK_ROWS, _ROUNDS, _QUICK_ROUNDS = 1_500_000, 200_000, 5, 3
 _LARGER = 4
 _COMPARED_ROWS = 500
@@ -148,9 +148,9 @@ def run(way: str, file: Path, folder: Path) -> dict[str, Any]:
 
 
 def rows_of(folder: Path) -> list[tuple[Any, ...]]:
-    """Return the first and last rows of an output as numbers.
+    """Return the first and last rows of a conversion's output as numbers.
 
-    A category becomes the value of its hex digits.
+    A category is converted to the number that its hex digits represent.
     """
     table = pq.read_table(
         sorted(folder.rglob("*.parquet")),
@@ -183,12 +183,12 @@ def measure(
         for way in order:
             measured[way] = run(way, file, scratch / way)
             if measured[way]["rows"] != num_rows:
-                raise Unequal(f"{way} made {measured[way]['rows']} rows of {num_rows}")
+                raise Unequal(f"{way} wrote {measured[way]['rows']} rows, expected {num_rows}")
             if number == 0:
                 made[way] = rows_of(scratch / way)
             shutil.rmtree(scratch / way)
         if unequal := [way for way, rows in made.items() if rows != made[OURS]]:
-            raise Unequal(f"{unequal} made other rows than {OURS}")
+            raise Unequal(f"the rows of {unequal} differ from the rows of {OURS}")
         results.append(measured)
     return results
 

@@ -1,4 +1,4 @@
-"""Train a first model like the steps do, in this process and without manifests.
+"""Train a first model with the code of the steps, in this process and without manifests.
 
 Preprocessing's functions compute the vocabularies, `contracts` writes the files, and training's
 code fits the model. NumPy counts the categories, as in the step without NVTabular. The model is not
@@ -156,7 +156,7 @@ def _scaling(values: NDArray[np.float64], options: NumericOptions) -> tuple[floa
 
 
 def _counted(raw: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the categories of a slot and their counts."""
+    """Return the categories of a column and the count of each category."""
     seen, counts = np.unique(raw, return_counts=True)
     has_category = seen != MISSING_CATEGORY
     return seen[has_category], counts[has_category].astype(np.int64)

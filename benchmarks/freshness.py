@@ -2,20 +2,20 @@
 
 Simulated traffic continues for a day after a first model. The retraining policies differ only in
 their cadence and parent. Every run executes the real steps with their defaults. The steps are
-extraction, preprocessing, training, the gate, and a release or a canary (`benchmarks.model_line`).
-The output has the AUC of the served scores, the outcomes of the runs and their cost, next to
-published gains and savings. docs/design/freshness.md explains the choices, and
-`benchmarks.slow_drift` is the simulator.
+extraction, preprocessing, training, the gate, and a release or a canary
+(`benchmarks.simulated_lineage`). The output has the AUC of the served scores, the outcomes of the
+runs and their cost, next to published gains and savings. docs/design/freshness.md explains the
+choices, and `benchmarks.slow_drift` is the simulator.
 
 Events have the same order as in production. Every quarter of an hour, the live model scores new
-rows, which then enter the lake. Then an active canary is evaluated. After each interval of a
-policy, a run trains on the current lake. The run's release scores the rows that follow.
+rows, which then enter the lake. If a canary is active, it is evaluated next. After each interval of
+a policy, a run trains on the current lake. The run's release scores the rows that follow.
 
 Gains are in AUC points, where 1 point is 0.01 of AUC. A gain is the mean of hourly differences. The
-difference is computed within each hour, because different models scored different hours. The
-interval of a gain is DeLong's: different hours have different rows, so the variances of their
-paired differences add up. The interval covers the uncertainty from the rows, for these models and
-this simulator. Another seed gives another simulator.
+difference is computed for each hour separately, because different models scored different hours.
+The interval of a gain is computed by DeLong's method. The hours have no common rows, so the
+variances of the hourly differences add up. The interval covers only the uncertainty from the rows.
+It does not cover the choice of the simulator's seed.
 """
 
 import math
@@ -32,13 +32,13 @@ from numpy.typing import NDArray
 
 from benchmarks.chart import chart_file
 from benchmarks.command import benchmark_parser, documented
-from benchmarks.model_line import (
+from benchmarks.simulated_lineage import (
     CANARY,
     GAVE_WAY,
     REFUSED,
     RELEASED,
-    LineRound,
-    ModelLine,
+    LineageRun,
+    SimulatedLineage,
     TimedRows,
 )
 from benchmarks.slow_drift import DriftingSimulator, SlowDrift
@@ -52,12 +52,12 @@ from testing.warm_steps import WarmSteps
 FROZEN = "never"
 FULL = "every 12 h, from scratch"
 CONTROL = "every 5 h"
-"""Policy that also runs without drift. Without drift, the gain of this policy comes only from more
-rows."""
+"""Name of the policy that is also measured without drift. Without drift, the gain of this policy
+comes only from more rows."""
 BEST = "best possible"
 EXACT = "true probabilities of hour 0"
-"""The true probabilities at the time when the first model was trained. On later rows, the AUC of
-these probabilities falls, and drift is the only cause."""
+"""Name of a policy that scores with the true probabilities of hour 0. The AUC of this policy falls
+with time only because of drift."""
 
 
 @dataclass(frozen=True)
@@ -81,10 +81,10 @@ POLICIES = {
 }
 PUBLISHED = {"every 5 h": 0.24, "every 1 h": 0.34, "every 30 min": 0.37}
 """Published gains in AUC points by interval, from table 2 of Monolith (Liu et al. 2022, arXiv
-2209.07663). Each gain compares the mean AUC of two ways to train DeepFM on Criteo's rows. One way
-synchronises parameters at this interval, and the other way only trains in batches."""
+2209.07663). Each gain is a difference of mean AUC between two DeepFM models on Criteo's rows. One
+model synchronises its parameters at this interval, and the other model trains only in batches."""
 PUBLISHED_SAVING = 45
-"""Published factor by which incremental training is cheaper than stateless batch training, from
+"""Cost of stateless batch training divided by the cost of incremental training, as published by
 Grubhub (Egg 2021, arXiv 2107.07106)."""
 OUTCOMES = (RELEASED, CANARY, GAVE_WAY, REFUSED)
 COLORS = {
@@ -117,14 +117,14 @@ class Scores:
     """All n scored rows in time order."""
 
     hour: NDArray[np.int64]
-    """[n]: hour of each row, counted from 0."""
+    """Hour of each row, counted from 0, shape [n]."""
     label: NDArray[np.int32]
     by: dict[str, NDArray[np.float64]]
-    """Scores [n] of each policy, of `BEST` and of `EXACT`."""
-    first: LineRound
+    """Scores [n] by policy. The names `BEST` and `EXACT` count as policies."""
+    first: LineageRun
     """The run of the first model."""
-    lines: dict[str, ModelLine]
-    """The lineage of models per policy."""
+    lines: dict[str, SimulatedLineage]
+    """Lineage of models by policy."""
 
 
 def drifting_simulator(seed: int, *, is_still: bool = False) -> DriftingSimulator:
@@ -164,8 +164,8 @@ def run_days(simulator: DriftingSimulator, days: Days, folder: Path) -> Scores:
     for _, traffic in _traffic(simulator, days, range(days.hours)):
         traffic.write(lake)
     with WarmSteps() as warm:
-        first = ModelLine(folder / "first", lake=lake, warm=warm)
-        of_first = first.run_round()
+        first = SimulatedLineage(folder / "first", lake=lake, warm=warm)
+        of_first = first.run_pipeline()
         print(f"the first model is trained: {of_first}", flush=True)
         lines = {name: first.branched(folder / f"line-{i}") for i, name in enumerate(days.policies)}
         for end, traffic in _traffic(simulator, days, range(days.hours, 2 * days.hours)):
@@ -181,10 +181,10 @@ def run_days(simulator: DriftingSimulator, days: Days, folder: Path) -> Scores:
                 line.step_canary()
                 # A run in the last hour would release a model that scores no rows.
                 if hour % days.policies[name].hours == 0 and hour < days.hours:
-                    line.run_round(parent=days.policies[name].parent)
+                    line.run_pipeline(parent=days.policies[name].parent)
             if hour % 6 == 0:
-                made = [f"{name} {len(each.rounds)}" for name, each in lines.items()]
-                print(f"hour {hour:.0f}; rounds: {', '.join(made)}", flush=True)
+                made = [f"{name} {len(each.runs)}" for name, each in lines.items()]
+                print(f"hour {hour:.0f}; runs: {', '.join(made)}", flush=True)
     return Scores(
         hour=np.concatenate(hours),
         label=np.concatenate(labels),
@@ -221,21 +221,21 @@ def figures(scores: Scores) -> dict[str, Any]:
         "first": _cost([scores.first]),
         "rounds": {
             name: {
-                "outcomes": Counter(each.outcome for each in line.rounds),
+                "outcomes": Counter(each.outcome for each in line.runs),
                 "canaries": [each._asdict() for each in line.canary_ends],
-                **_cost(line.rounds),
+                **_cost(line.runs),
             }
             for name, line in scores.lines.items()
         },
     }
 
 
-def _cost(rounds: Sequence[LineRound]) -> dict[str, Any]:
+def _cost(runs: Sequence[LineageRun]) -> dict[str, Any]:
     """Return the training rows of all runs, and the CPU seconds of training and of all steps."""
     return {
-        "rows": sum(each.rows for each in rounds),
-        "training_seconds": sum(each.seconds["training"] for each in rounds),
-        "seconds": sum(sum(each.seconds.values()) for each in rounds),
+        "rows": sum(each.rows for each in runs),
+        "training_seconds": sum(each.seconds["training"] for each in runs),
+        "seconds": sum(sum(each.seconds.values()) for each in runs),
     }
 
 
@@ -297,12 +297,12 @@ def table(result: dict[str, Any]) -> str:
             f"normalized entropy {100 * (entropy[EXACT] / entropy[BEST] - 1):+.2f} %",
             f"nothing moves, {CONTROL}: {_interval(control['gain_over_frozen'][CONTROL])} over "
             "never",
-            *_rounds_table(study),
+            *_runs_table(study),
         ]
     )
 
 
-def _rounds_table(study: dict[str, Any]) -> list[str]:
+def _runs_table(study: dict[str, Any]) -> list[str]:
     """Return outcomes and cost of the runs as text.
 
     Each gain per cost is also shown as a multiple of the gain per cost of `FULL`.

@@ -76,7 +76,7 @@ def extract(folder: Path, *, days: int) -> tuple[RawDataset, float, int]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run both extractions, and print a line for each."""
+    """Run both extractions, and print one line per extraction."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.full_window", description=__doc__)
     parser.add_argument(
         "--rows",

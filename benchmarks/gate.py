@@ -1,8 +1,8 @@
 """Measure how often the gate accepts, refuses or stays undecided, for `make benchmark-gate`.
 
-Candidates whose AUC is lower by a planted amount (`testing.planted_models`) are compared with
-their champion. First, the shipped gate evaluates single hold-outs. Then hourly runs of 20,000 rows
-are evaluated by the gate alone, and also by a canary with its shipped policy.
+The gate compares candidates with their champion. The AUC of a candidate is lower by a planted
+amount (`testing.planted_models`). First, the shipped gate evaluates single hold-outs. In another
+part, hourly runs of 20,000 rows are evaluated by the gate alone, and by the gate and a canary.
 """
 
 import sys
@@ -30,12 +30,12 @@ from testing.planted_models import (
 
 MARGIN = GateSettings.max_auc_loss
 MARGIN_ALPHA = 0.025
-"""Maximum share of accepted candidates, if all candidates are worse by the margin. The value is one
-side of the gate's 95 % interval."""
+"""Maximum share of accepted candidates, if all candidates are worse by the margin. A candidate is
+accepted by the lower end of a 95 % interval, so the share is 2.5 %."""
 LOSSES = {"better": -MARGIN, "equal": 0.0, "at the margin": MARGIN, "worse": 2 * MARGIN}
 RATES, REQUEST_ROWS = (0.003, 0.03, 0.25), (1, 10)
 REPEATS = {2_000: 200, 20_000: 200, 100_000: 60, 1_000_000: 10}
-ROUND_ROWS, ROUND_RATE, HOLDOUT_FRACTION, DAY_ROUNDS = 20_000, 0.03, 0.1, 24
+RUN_ROWS, RUN_RATE, HOLDOUT_FRACTION, DAY_RUNS = 20_000, 0.03, 0.1, 24
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             each for rate in RATES for each in holdouts(rate, repeats, seed=flags.seed)
         ]
         document["rounds"] = rounds(100 // share, seed=flags.seed)
-        document["slices"] = slices(ROUND_ROWS, ROUND_RATE, 1_000 // share, seed=flags.seed)
+        document["slices"] = slices(RUN_ROWS, RUN_RATE, 1_000 // share, seed=flags.seed)
         document["canaries"] = [
             each for rate in RATES for each in canaries(rate, num_canaries, seed=flags.seed)
         ]
@@ -139,7 +139,7 @@ def gate_decision(rows: PlantedRows) -> str:
 
 
 def rounds(repeats: int, *, seed: int) -> list[dict[str, Any]]:
-    """Return the share of candidates that were released within a day, by lineage.
+    """Simulate lineages of runs, and return how many candidates were released within a day.
 
     In each lineage, every candidate is worse by the same amount.
     """
@@ -149,8 +149,8 @@ def rounds(repeats: int, *, seed: int) -> list[dict[str, Any]]:
             passed = []
             for number in range(repeats):
                 random = np.random.default_rng((seed, 7, rows_per_request, number))
-                passed.append(round_that_passes(random, rows_per_request, loss))
-            case = {"rate": ROUND_RATE, "rows_per_request": rows_per_request, "candidate": name}
+                passed.append(first_accepted_run(random, rows_per_request, loss))
+            case = {"rate": RUN_RATE, "rows_per_request": rows_per_request, "candidate": name}
             known = [each for each in passed if each is not None]
             figures = {
                 "within_a_day": len(known) / repeats,
@@ -161,16 +161,16 @@ def rounds(repeats: int, *, seed: int) -> list[dict[str, Any]]:
     return found
 
 
-def round_that_passes(random: Generator, rows_per_request: int, loss: float) -> int | None:
+def first_accepted_run(random: Generator, rows_per_request: int, loss: float) -> int | None:
     """Return the first run of a day that passes the gate.
 
     Rows of a run without a release are also in the next run's window.
     """
-    noise = noise_that_loses(ROUND_RATE, loss)
-    for number in range(1, DAY_ROUNDS + 1):
-        rows = int(ROUND_ROWS * HOLDOUT_FRACTION) * number
+    noise = noise_that_loses(RUN_RATE, loss)
+    for number in range(1, DAY_RUNS + 1):
+        rows = int(RUN_ROWS * HOLDOUT_FRACTION) * number
         drawn = draw(
-            random, rows=rows, rate=ROUND_RATE, rows_per_request=rows_per_request, noise=noise
+            random, rows=rows, rate=RUN_RATE, rows_per_request=rows_per_request, noise=noise
         )
         if gate_decision(drawn) == "pass":
             return number
@@ -178,9 +178,10 @@ def round_that_passes(random: Generator, rows_per_request: int, loss: float) -> 
 
 
 def canaries(rate: float, repeats: int, *, seed: int) -> list[dict[str, Any]]:
-    """Return the shares of canaries that the shipped policy rolls back or gives more traffic.
+    """Return the share of canaries that get more traffic, and the number of row pairs until then.
 
-    The result also contains the number of row pairs until the increase.
+    The shipped policy decides about each canary. The result has one entry for each request size and
+    candidate.
     """
     policy, found = CanaryPolicy(), []
     for rows_per_request in REQUEST_ROWS:
@@ -198,13 +199,13 @@ def canaries(rate: float, repeats: int, *, seed: int) -> list[dict[str, Any]]:
                 )
                 ends.append(canary_end(rows, policy))
             grown = [size for action, size in ends if action == GROW]
-            day = [size for size in grown if size <= DAY_ROUNDS * ROUND_ROWS]
+            day = [size for size in grown if size <= DAY_RUNS * RUN_ROWS]
             case = {"rate": rate, "rows_per_request": rows_per_request, "candidate": name}
             figures = {
                 "grown": len(grown) / repeats,
                 "within_a_day": len(day) / repeats,
                 "median_pairs": median(grown) if grown else None,
-                "median_hours": median(grown) / ROUND_ROWS if grown else None,
+                "median_hours": median(grown) / RUN_ROWS if grown else None,
             }
             found.append(case | figures)
             print(_line(case), figures, flush=True)
@@ -212,7 +213,7 @@ def canaries(rate: float, repeats: int, *, seed: int) -> list[dict[str, Any]]:
 
 
 def canary_end(rows: PlantedRows, policy: CanaryPolicy) -> tuple[str, int]:
-    """Return the policy's first decision to grow or abort, and the number of row pairs used."""
+    """Return the first decision to grow or abort the canary, and the number of row pairs."""
     pairs = Pairs(
         labels=rows.labels, stable=rows.champion, canary=rows.candidate, groups=rows.requests
     )
@@ -227,11 +228,11 @@ def slices(rows: int, rate: float, repeats: int, *, seed: int) -> list[dict[str,
     """Return how often the gate's check of slices refuses a candidate.
 
     In one case, no slice is worse. In another case, every slice is worse by the largest allowed
-    amount. In the other cases, only one slice is worse, by more than this amount. The slices come
-    from 26 columns with Zipf-distributed categories. Half of these columns are constant within a
-    request. Each candidate harms one of two slices: one slice has a twentieth of the rows, and the
-    other slice has a quarter. In the rows of a harmed slice, the odds of a click are multiplied by
-    a constant factor.
+    amount. In the remaining cases, only one slice is worse, by more than the largest allowed
+    amount. The slices come from 26 columns with Zipf-distributed categories. Half of these columns
+    are constant within a request. Each candidate harms one of two slices: one slice has a twentieth
+    of the rows, and the other slice has a quarter. In the rows of a harmed slice, the odds of a
+    click are multiplied by a constant factor.
     """
     settings, found = GateSettings(min_auc=0.0, max_auc_loss=1.0), []
     allowed = settings.max_slice_loss
@@ -254,7 +255,7 @@ def slices(rows: int, rate: float, repeats: int, *, seed: int) -> list[dict[str,
                 candidate = drawn.candidate.copy()
                 if planted:
                     candidate[parts[name]] = shifted(drawn.candidate[parts[name]], part)
-                answer = decide(
+                decision = decide(
                     drawn.labels,
                     candidate,
                     drawn.champion,
@@ -262,7 +263,7 @@ def slices(rows: int, rate: float, repeats: int, *, seed: int) -> list[dict[str,
                     slices=parts,
                     settings=settings,
                 )
-                harmed = holm(answer.slice_p_values, SLICE_ALPHA)
+                harmed = holm(decision.slice_p_values, SLICE_ALPHA)
                 refused, named = refused + bool(harmed), named + (name in harmed)
             case = {
                 "rate": rate,

@@ -1,8 +1,8 @@
 """Run all measurements that need a GPU, in one call of at most nine minutes, unattended.
 
-Use `make gpu` or `python -m benchmarks.gpu`. The benchmark ran on Python 3.12 with CUDA's torch
-2.11 and numpy 2.5. The benchmark also needs msgspec, pyarrow and safetensors, and reports which of
-them are absent. The benchmark downloads nothing. Each step is a process that writes
+Run by `make gpu` or `python -m benchmarks.gpu`. The benchmark ran on Python 3.12 with CUDA's torch
+2.11 and numpy 2.5. The benchmark also needs msgspec, pyarrow and safetensors. It reports which of
+these packages are absent, and downloads nothing. Each step is a process that writes
 build/benchmarks/gpu/STEP.json. If a step has a document of the current commit, it is skipped. A
 second call therefore resumes the first call. The program exits with code 3 before a step that may
 exceed `--minutes`. Packages that are absent, and measurements that lack a GPU, are skipped and
@@ -53,7 +53,8 @@ graph that fails may leave the GPU unusable."""
 def is_done(path: Path, commit: str | None, *, is_quick: bool) -> bool:
     """Return whether a step has a document of this commit and size.
 
-    If there are uncommitted changes, a document of uncommitted changes is valid too.
+    `commit` shows that there are uncommitted changes, but not which. A document of earlier
+    uncommitted changes therefore also counts as done.
     """
     if not path.exists():
         return False
@@ -98,9 +99,9 @@ def measure(flags: argparse.Namespace) -> None:
 
 
 def combined(documents: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return one document of all steps, with the machine and date of the first one."""
+    """Return one document of all steps, with the machine and the date of the first step."""
     first = documents[0]
-    skipped = [said for each in documents for said in each["skipped"]]
+    skipped = [reason for each in documents for reason in each["skipped"]]
     return {
         **first,
         "command": f"python -m benchmarks.gpu{' --quick' if first['is_quick'] else ''}",
@@ -140,9 +141,9 @@ def run_steps(flags: argparse.Namespace) -> int:
         if left < 1:
             print(f"{name}: no time is left, call again", flush=True)
             return UNFINISHED
-        said = run_step(name, output, is_quick=flags.quick, minutes=min(left, STEP_MINUTES))
-        has_failed |= not said.startswith("done")
-        print(f"{name}: {said}", flush=True)
+        outcome = run_step(name, output, is_quick=flags.quick, minutes=min(left, STEP_MINUTES))
+        has_failed |= not outcome.startswith("done")
+        print(f"{name}: {outcome}", flush=True)
     return int(has_failed)
 
 
@@ -174,7 +175,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if flags.step:
         measure(flags)
         return 0
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # SystemExit also ends the running step
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # also end the running step on SystemExit
     archive = flags.folder.with_suffix(".tar.gz")
     restore(flags.folder, archive)
     flags.folder.mkdir(parents=True, exist_ok=True)
@@ -187,7 +188,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def combine(folder: Path, output: Path) -> None:
-    """Write the combined document of the steps that have one, and print what was skipped."""
+    """Write one document from the documents of all steps, and print the skipped parts."""
     paths = (folder / f"{name}.json" for name in STEPS)
     if found := [json.loads(path.read_text()) for path in paths if path.exists()]:
         document = combined(found)

@@ -1,11 +1,11 @@
 """Define the steps of `benchmarks.gpu`.
 
-Steps run on the GPU. Without a GPU, steps run on the CPU at a tiny size.
+Each step runs on the GPU. Without a GPU, each step runs on the CPU with tiny inputs.
 
 A rate is measured over complete passes over rows in memory, in batches of `BATCH` rows, after a
-warm-up pass. Our engine gathers its batches on the CPU while the GPU computes, and sorts their keys
-on the GPU. Plain PyTorch and TorchRec get shuffled batches in pinned memory. This favours both
-peers. All three engines train the same `nn.Module`.
+warm-up pass. While the GPU computes, the CPU gathers the next batches of our engine. The keys of a
+batch are sorted on the GPU. Plain PyTorch and TorchRec get shuffled batches in pinned memory, which
+makes them faster. All three engines train the same `nn.Module`.
 """
 
 import contextlib
@@ -52,8 +52,8 @@ QUICK_TABLES = {"1.2M": 150_000, "10M": 200_000, "100M": 300_000}
 BATCH, STEPS, PASSES = 65_536, 16, 4
 QUICK_BATCH, QUICK_STEPS, QUICK_PASSES = 512, 3, 2
 RATE_TARGET, BOUND_TARGET = 3_000_000, 0.6
-"""Target of the sample network: these rows per second, or this share of the hardware's bound if
-the share is lower."""
+"""Targets of the sample network: rows per second, and share of the hardware's bound. The lower of
+the two rates counts."""
 MIG_GIB = (5, 10, 20, 40, 80)
 RATE = 0.001
 
@@ -68,7 +68,7 @@ class StepFigures:
 
 
 def as_document(step: StepFigures) -> dict[str, Any]:
-    """Return the step's part of the document."""
+    """Return the figures as the step's part of the JSON document."""
     return {"figures": step.figures, "skipped": step.skipped, "details": step.details}
 
 
@@ -152,9 +152,9 @@ def limits(name: str, *, is_quick: bool) -> StepFigures:
 
 
 def random_rows(is_quick: bool) -> float:
-    """Return the GB/s of reads and writes of random rows with vectors and moments.
+    """Return the memory speed in GB/s for reads and writes of random rows of a table.
 
-    The access pattern is the same as in a training step.
+    Each row has a vector and its two moments. The access pattern is the same as in a training step.
     """
     num_rows, taken = (100_000, 10_000) if is_quick else (20_000_000, 1_000_000)
     table = torch.zeros(num_rows, 3, 16, device=DEVICE)
@@ -180,10 +180,10 @@ def tests(name: str, *, is_quick: bool) -> StepFigures:
     elif done.returncode:
         raise RuntimeError(f"tests marked gpu failed: {done.stdout[-2000:]}")
     else:
-        step.details["said"] = (said := done.stdout.strip().splitlines()[-1])
-        if " passed" not in said:
-            step.skipped.append(f"the tests marked gpu: {said}")
-        passed = int(said.split(" passed")[0].split()[-1]) if " passed" in said else 0
+        step.details["summary"] = (summary := done.stdout.strip().splitlines()[-1])
+        if " passed" not in summary:
+            step.skipped.append(f"the tests marked gpu: {summary}")
+        passed = int(summary.split(" passed")[0].split()[-1]) if " passed" in summary else 0
         step.figures.append(Figure("tests marked gpu that passed", spread([passed]), "tests"))
     return step
 
@@ -200,7 +200,7 @@ def initial_weights(config: NetworkConfig, slot_sizes: list[int]) -> Iterator[Pa
 def equality(name: str, *, is_quick: bool) -> StepFigures:
     """Compare the scores of GPU and CPU, before and after training on equal rows.
 
-    Both start from equal weights.
+    GPU and CPU start from equal weights.
     """
     step, sizes = StepFigures(), GpuSizes.of(is_quick)
     slot_sizes = slot_sizes_for(sizes.tables["1.2M"])
@@ -252,9 +252,9 @@ def rates(name: str, *, is_quick: bool) -> StepFigures:
     for peer, make in PEERS.items():
         for precision in ("float32", "bfloat16"):
             try:
-                learn_peer = make(PeerCase(config, slot_sizes, rows, sizes.batch, precision))
-                peers[f"{peer}, {precision}"] = over_passes(learn_peer, sizes)
-                del learn_peer
+                train_pass = make(PeerCase(config, slot_sizes, rows, sizes.batch, precision))
+                peers[f"{peer}, {precision}"] = over_passes(train_pass, sizes)
+                del train_pass
             except Exception as error:  # report the error, and measure the other peers
                 step.skipped.append(f"{peer} in {name}: {type(error).__name__}: {str(error)[:120]}")
             free()
@@ -298,7 +298,10 @@ def rate_figures(
     peers: dict[str, Spread],
     bytes_a_row: float,
 ) -> list[Figure]:
-    """Return our figures, compared with the bound and the fastest peer, and the peers' figures."""
+    """Return the figures of our engine and of the peers.
+
+    Our figures are compared with the bound of the hardware and with the fastest peer.
+    """
     figures, fastest = [], max(peers, key=lambda peer: peers[peer].median, default=None)
     by_memory = random_rows(is_quick=DEVICE == "cpu") * 1e9 / bytes_a_row
     for precision, rate in found.items():
@@ -348,7 +351,7 @@ def over_passes(work: Callable[[int], int], sizes: GpuSizes) -> Spread:
 
 
 def train(engine: PytorchEngine, rows: Rows, *, batch: int, number: int) -> int:
-    """Train our engine for one pass, in the random order of that pass."""
+    """Train our engine for one pass over the rows in random order."""
     engine.train(
         rows, np.random.default_rng(number).permutation(len(rows)), batch_size=batch, seed=number
     )
@@ -395,7 +398,7 @@ def trained(
     of_rows = pinned(case.rows)
     loss_of = torch.nn.functional.binary_cross_entropy_with_logits
 
-    def learn_peer(number: int) -> int:
+    def train_pass(number: int) -> int:
         for parts in zip(*(each.split(case.batch) for each in of_rows)):
             dense, ids, labels = (part.to(DEVICE, non_blocking=True) for part in parts)
             with torch.autocast(DEVICE, torch.bfloat16, enabled=case.precision == "bfloat16"):
@@ -403,13 +406,13 @@ def trained(
             step(loss_of(found.float(), labels))
         return len(case.rows)
 
-    return learn_peer
+    return train_pass
 
 
 def plain(*, is_sparse: bool) -> Peer:
     """Train with one `nn.EmbeddingBag` per column, and torch.optim.Adam.
 
-    Sparse gradients use SparseAdam.
+    With sparse gradients, the optimizer of the tables is SparseAdam.
     """
 
     def make(case: PeerCase) -> Callable[[int], int]:
@@ -455,8 +458,8 @@ def torchrec(case: PeerCase) -> Callable[[int], int]:
     def logits(dense: Tensor, ids: Tensor) -> Tensor:
         lengths = torch.ones(ids.numel(), dtype=torch.int32, device=ids.device)
         found = bags(KeyedJaggedTensor(names, ids.t().reshape(-1), lengths=lengths))
-        answer: Tensor = network(dense, found.values().view(len(ids), len(names), -1))
-        return answer
+        outputs: Tensor = network(dense, found.values().view(len(ids), len(names), -1))
+        return outputs
 
     def step(loss: Tensor) -> None:
         optimizer.zero_grad()
@@ -528,7 +531,7 @@ def sample_of(batch: int) -> tuple[Tensor, Tensor]:
 def passes_of(config: NetworkConfig, batch: int, make: Callable[..., Any]) -> Callable[[], object]:
     """Return a function that runs the forward and backward pass of the network.
 
-    First, the function `make` changes the network.
+    `make` converts the network before the first pass.
     """
     dense, vectors = sample_of(batch)
     model = build_network(config).to(DEVICE)
@@ -616,9 +619,9 @@ def estimate(config: NetworkConfig, table_rows: int, batch: int) -> int:
     """Return an estimate of the bytes that a fit needs.
 
     A fit needs memory for the vectors and dense weights with two moments each, and for the batch.
-    The batch has five parts: gathered and looked-up vectors, gradients and new values of these
-    vectors, every activation with its gradient, three prefetched batches, and the buffers of the
-    sort.
+    The batch needs memory for its vectors, with their gradients and new values, and for every
+    activation with its gradient. Three prefetched batches and the buffers of the sort need memory
+    too.
     """
     width = config.embedding_dim
     dense = sum(each.numel() for each in build_network(config).parameters())
@@ -697,12 +700,12 @@ def serving(name: str, *, is_quick: bool) -> StepFigures:
         }
         for num_rows in (1, 64) if is_quick else (1, 16, 64, 256, 1024, 4096):
             case = f"served graph, {num_rows:,} rows"
-            taken = {way: graph.answer_ms(num_rows, seconds) for way, graph in ways.items()}
+            taken = {way: graph.response_ms(num_rows, seconds) for way, graph in ways.items()}
             step.figures += [
                 Figure(f"{case}, {way}", spread([value]), "ms") for way, value in taken.items()
             ]
             if has_gpu:
-                scores = [graph.answer(num_rows) for graph in ways.values()]
+                scores = [graph.score(num_rows) for graph in ways.values()]
                 worst = float(np.abs(scores[0] - scores[1]).max())
                 step.figures.append(
                     Figure(f"{case}, largest difference", spread([worst]), "", "the CPU", 1e-5)

@@ -1,11 +1,12 @@
 """Measure how cost grows with the work, as slopes on logarithmic axes.
 
-Run by `make benchmark-growth`. The cost of steps by rows comes from the document of
-`benchmarks.scale`. The cost of a registry by runs comes from the document of `benchmarks.year`.
-This benchmark measures the monitor's processor time for several rates of requests. A turn of the
-monitor covers at most a second of traffic. This time gives the number of replicas for a rate. Each
-replica has its own partitions. At a slope of 1, twice the work costs twice as much. If the last
-slope of a curve is above `STEEP`, the target is missed.
+Run by `make benchmark-growth`. `benchmarks.scale` measures the cost of each step by number of rows.
+`benchmarks.year` measures the cost of reading a registry by number of runs. `benchmarks.growth`
+reads the documents of both benchmarks, and measures the monitor's processor time for several rates
+of requests. A turn of the monitor covers at most a second of traffic. The processor time per second
+of traffic determines the number of replicas for a rate. Each replica has its own partitions. At a
+slope of 1, twice the work costs twice as much. If the last slope of a curve is above `STEEP`, the
+target is missed.
 """
 
 import json
@@ -30,7 +31,8 @@ MOST_A_TURN = TICK_PULLS * RecordSettings.pull_messages // 2
 """Maximum requests of a turn: half of the messages that a turn pulls, to leave room for the
 clicks."""
 BUSY = 0.7
-"""Maximum share of a core that a replica uses. The rest lets the replica catch up after a pause."""
+"""Maximum share of a core that a replica uses. With the spare share, the replica catches up after a
+pause."""
 STEEP = 1.05
 """Slope above which a cost grows faster than the work. A smaller excess over 1 is noise."""
 Curve = Sequence[tuple[float, float]]
@@ -40,8 +42,8 @@ Curve = Sequence[tuple[float, float]]
 def last_slope(curve: Curve) -> float:
     """Return the slope of the last part of a curve, on logarithmic axes.
 
-    A slope of 1 means proportional cost, and a slope of 2 means quadratic cost. The slope connects
-    the last point with the largest earlier point that has at most a third of the last size. Between
+    A slope of 1 means proportional cost, and a slope of 2 means quadratic cost. The slope is
+    computed between the last point and the largest point with at most a third of its work. Between
     closer points, noise would dominate the slope.
 
     >>> last_slope([(10, 1), (100, 2), (900, 170), (1_000, 200)])
@@ -53,7 +55,7 @@ def last_slope(curve: Curve) -> float:
 
 
 def monitor_curve(rates: Sequence[int], least_rows: int) -> Curve:
-    """Measure one monitor, and return points of (requests per second, share of a core)."""
+    """Measure one monitor at each rate, and return its share of a core by requests per second."""
     curve = []
     for rate in rates:
         rows = (
@@ -61,7 +63,7 @@ def monitor_curve(rates: Sequence[int], least_rows: int) -> Curve:
             if rate >= 100
             else rate * ROWS_PER_REQUEST * 100
         )
-        turns = -(-rate // MOST_A_TURN)  # number of turns for one second of traffic
+        turns = -(-rate // MOST_A_TURN)  # number of turns per second of traffic
         run = measure(
             rows,
             rows_per_message=ROWS_PER_REQUEST,
@@ -74,7 +76,7 @@ def monitor_curve(rates: Sequence[int], least_rows: int) -> Curve:
 
 
 def scale_curves(document: Mapping[str, Any]) -> dict[str, dict[str, Curve]]:
-    """Return one curve over rows for each resource and step.
+    """Return the cost of each step by number of rows, as one curve per resource and step.
 
     The resources are processor seconds, bytes of memory and bytes on disk.
     """
@@ -90,11 +92,11 @@ def scale_curves(document: Mapping[str, Any]) -> dict[str, dict[str, Curve]]:
 
 def store_curves(document: Mapping[str, Any]) -> dict[str, Curve]:
     """Return a curve for each reader of the registry: CPU seconds by number of runs."""
-    rounds = {"a day": 24, "30 days": 720, "a year": 8_760, "10,000 rounds": 10_000}
+    num_runs = {"a day": 24, "30 days": 720, "a year": 8_760, "10,000 rounds": 10_000}
     store = document["store"]
     names = [name for name in next(iter(store.values())) if name.startswith("s, ")]
     return {
-        name.removeprefix("s, "): [(rounds[at], max(of[name], 1e-4)) for at, of in store.items()]
+        name.removeprefix("s, "): [(num_runs[at], max(of[name], 1e-4)) for at, of in store.items()]
         for name in names
     }
 
@@ -149,7 +151,10 @@ _AXES = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure the monitor, read the other documents, and report the slopes."""
+    """Measure the monitor, and report how cost grows with rows, requests and runs.
+
+    The costs of steps and of the registry are read from the documents of other benchmarks.
+    """
     flags = benchmark_parser("growth", __doc__, quick="three rates and few rows").parse_args(argv)
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     with documented(flags) as document:

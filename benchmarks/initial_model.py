@@ -31,7 +31,7 @@ def write_initial_model(
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Write the model whose folder and settings `write_initial_model` passes as arguments."""
+    """Write a model. `write_initial_model` passes the folder and the settings as arguments."""
     from components.training.start import write_initial
     from evergreen.networks.network import export_onnx
     from evergreen.networks.scoring import load_network

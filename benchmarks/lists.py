@@ -3,8 +3,8 @@
 Run by `make benchmark-lists`. ONNX Runtime runs three graphs one after the other, without a server.
 The first graph has 26 columns. The second graph adds a list of up to 20 elements of the first
 column, pooled by mean. The third graph adds 20 flat columns with their own vocabularies. The list
-adds one vector to the network's input, and the flat columns add 20. Prints the time of a response,
-and writes all figures as JSON.
+adds one vector to the network's input, and the flat columns add 20 vectors. Prints the time of a
+response, and writes all figures as JSON.
 """
 
 import sys
@@ -82,13 +82,13 @@ class TimedGraph:
             lengths = random.integers(0, stop - start + 1, (len(self._rows), 1))
             self._rows[:, start:stop][np.arange(stop - start) >= lengths] = MISSING_CATEGORY
 
-    def answer(self, num_rows: int) -> NDArray[np.float32]:
+    def score(self, num_rows: int) -> NDArray[np.float32]:
         """Return the probabilities [n] of the first rows."""
         inputs = named_inputs(np.zeros((num_rows, 0), np.float32), self._rows[:num_rows])
-        answer: NDArray[np.float32] = self._session.run(None, inputs)[0]
-        return answer
+        scores: NDArray[np.float32] = self._session.run(None, inputs)[0]
+        return scores
 
-    def answer_ms(self, num_rows: int, seconds: float) -> float:
+    def response_ms(self, num_rows: int, seconds: float) -> float:
         """Return the mean time of a response for `num_rows` rows in milliseconds."""
         inputs = named_inputs(np.zeros((num_rows, 0), np.float32), self._rows[:num_rows])
         self._session.run(None, inputs)
@@ -105,7 +105,7 @@ def measure(num_rows: int, graphs: dict[str, TimedGraph], *, is_quick: bool) -> 
     latencies: dict[str, list[float]] = {name: [] for name in graphs}
     for _ in range(rounds):
         for name, each in graphs.items():
-            latencies[name].append(each.answer_ms(num_rows, seconds))
+            latencies[name].append(each.response_ms(num_rows, seconds))
     ratio = [with_list / flat for with_list, flat in zip(latencies["list"], latencies["flat"])]
     for name, values in latencies.items():
         print(f"{num_rows} rows, {name}: {spread(values).shown()} ms")

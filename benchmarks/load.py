@@ -25,13 +25,13 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
-class Answers:
+class Responses:
     """Results of one loop."""
 
     due: NDArray[np.float64]
-    """[n]: scheduled time of each answered request, in seconds of the timer."""
+    """Scheduled time of each request with a response, in seconds of the timer, shape [n]."""
     latencies: NDArray[np.float64]
-    """[n]: seconds from the scheduled time to the response."""
+    """Seconds from the scheduled time to the response, shape [n]."""
     seconds: float
     """Seconds from the first request to the last response, or to the end of an open loop's
     schedule."""
@@ -42,81 +42,87 @@ class Answers:
 
 
 async def closed_loop(
-    ask: Callable[[int], Awaitable[object]],
+    send: Callable[[int], Awaitable[object]],
     concurrency: int,
     seconds: float,
     *,
     timing: Timing | None = None,
-) -> Answers:
+) -> Responses:
     """Run `concurrency` callers for `seconds`.
 
-    Each caller sends its next request after the response to the previous request. `ask` receives
+    Each caller sends its next request after the response to the previous request. `send` receives
     the index of the request, counted from 0. Errors of the three error classes are counted, and
     other errors are raised.
     """
     timer = (timing or Timing()).timer
-    notes = _Notes(ask, timer)
+    recorder = _Recorder(send, timer)
 
-    async def ask_on() -> None:
-        while (now := timer()) < notes.began + seconds and notes.defect is None:
-            await notes.send(now)
+    async def send_repeatedly() -> None:
+        while (now := timer()) < recorder.began + seconds and recorder.defect is None:
+            await recorder.send(now)
 
-    await asyncio.gather(*(ask_on() for _ in range(concurrency)))
-    return notes.answers(timer() - notes.began)
+    await asyncio.gather(*(send_repeatedly() for _ in range(concurrency)))
+    return recorder.responses(timer() - recorder.began)
 
 
 async def open_loop(
-    ask: Callable[[int], Awaitable[object]],
+    send: Callable[[int], Awaitable[object]],
     rate: float,
     seconds: float,
     *,
     seed: int = 0,
     until: asyncio.Event | None = None,
     timing: Timing | None = None,
-) -> Answers:
+) -> Responses:
     """Send requests at the times of a Poisson process, without waiting for responses.
 
     Args:
-        ask: Function that sends a request. The function receives the index of the request, counted
+        send: Function that sends a request. The function receives the index of the request, counted
             from 0.
         rate: Requests per second.
         seconds: Duration of the loop in seconds.
-        seed: Seed of the times.
+        seed: Random seed for the times of the requests.
         until: Event that ends the loop before `seconds` have passed.
-        timing: Clock and sleep.
+        timing: Clock of the loop, and function to sleep.
     """
     timing, random = timing or Timing(), np.random.default_rng(seed)
-    notes, in_flight = _Notes(ask, timing.timer), set[asyncio.Task[None]]()
-    due = notes.began
-    while due < notes.began + seconds and notes.defect is None and not (until and until.is_set()):
+    recorder, in_flight = _Recorder(send, timing.timer), set[asyncio.Task[None]]()
+    due = recorder.began
+    while (
+        due < recorder.began + seconds
+        and recorder.defect is None
+        and not (until and until.is_set())
+    ):
         if (left := due - timing.timer()) > 0:
             await timing.sleep(left)
-        task = asyncio.ensure_future(notes.send(due))
+        task = asyncio.ensure_future(recorder.send(due))
         in_flight.add(task)
         task.add_done_callback(in_flight.discard)
         due += random.exponential(1 / rate)
     if in_flight:
         await asyncio.wait(in_flight)
-    elapsed = timing.timer() - notes.began
-    return notes.answers(elapsed if until else max(elapsed, seconds))
+    elapsed = timing.timer() - recorder.began
+    return recorder.responses(elapsed if until else max(elapsed, seconds))
 
 
-class _Notes:
-    """Sender of requests, which collects the content of `Answers`."""
+class _Recorder:
+    """Sender of requests, which records the results for `Responses`."""
 
-    def __init__(self, ask: Callable[[int], Awaitable[object]], timer: Callable[[], float]) -> None:
-        self._ask, self._timer = ask, timer
+    def __init__(
+        self, send: Callable[[int], Awaitable[object]], timer: Callable[[], float]
+    ) -> None:
+        self._send, self._timer = send, timer
         self.began = timer()
         self.defect: Exception | None = None
         self._sent = 0
-        self._answered: list[tuple[float, float]] = []
+        self._completed: list[tuple[float, float]] = []
         self._failed: Counter[str] = Counter()
         self._first_errors: dict[str, str] = {}
 
     async def send(self, due: float) -> None:
         number, self._sent = self._sent, self._sent + 1
         try:
-            await self._ask(number)
+            await self._send(number)
         except (TemporaryError, PermanentError, ContractError) as error:
             kind = type(error).__name__
             self._failed[kind] += 1
@@ -124,13 +130,13 @@ class _Notes:
         except Exception as defect:
             self.defect = self.defect or defect
         else:
-            self._answered.append((due, self._timer() - due))
+            self._completed.append((due, self._timer() - due))
 
-    def answers(self, seconds: float) -> Answers:
+    def responses(self, seconds: float) -> Responses:
         if self.defect is not None:
             raise self.defect
-        due, latencies = np.array(self._answered, dtype=np.float64).reshape(-1, 2).T
-        return Answers(due, latencies, seconds, dict(self._failed), self._first_errors)
+        due, latencies = np.array(self._completed, dtype=np.float64).reshape(-1, 2).T
+        return Responses(due, latencies, seconds, dict(self._failed), self._first_errors)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,31 +181,31 @@ def run_precisely(main: Coroutine[Any, Any, T]) -> T:
         loop.close()
 
 
-def within(answers: Answers, begin: float, end: float) -> NDArray[np.float64]:
+def within(responses: Responses, begin: float, end: float) -> NDArray[np.float64]:
     """Return the latencies of the requests that were due in [begin, end)."""
-    return answers.latencies[(answers.due >= begin) & (answers.due < end)]
+    return responses.latencies[(responses.due >= begin) & (responses.due < end)]
 
 
 def window_figures(
-    answers: Answers, *, window: tuple[float, float], quiet: tuple[float, float]
+    responses: Responses, *, window: tuple[float, float], quiet: tuple[float, float]
 ) -> dict[str, Any]:
     """Compare the requests that were due in a window with the requests of a quiet time.
 
     The quiet time is longer than the window, because the p99 of few requests varies.
 
     Args:
-        answers: Results of a continuous load. All times are values of the same clock.
+        responses: Results of a continuous load. All times are values of the same clock.
         window: Begin and end of the window. The window of a release lasts from its announcement to
             its record in the journal.
         quiet: Begin and end of a quiet time with the same rate of requests. No model is loaded in
             this time.
 
     Returns:
-        The p99 of the window and of the quiet time in milliseconds, and their ratio. If one of the
-        two times has no requests, its p99 and the ratio are None.
+        The p99 of the window and of the quiet time in milliseconds, and their ratio. A p99 without
+        requests is None. If one p99 is None, the ratio is None.
     """
-    in_window = within(answers, *window)
-    during, before = Latencies.of(in_window), Latencies.of(within(answers, *quiet))
+    in_window = within(responses, *window)
+    during, before = Latencies.of(in_window), Latencies.of(within(responses, *quiet))
     known = during.p99 is not None and before.p99 is not None
     return {
         "window_seconds": window[1] - window[0],

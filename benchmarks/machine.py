@@ -45,11 +45,11 @@ def _git(*arguments: str) -> str:
 
 
 def limits() -> dict[str, float]:
-    """Measure the current limits of cores, memory and disk, which takes two seconds.
+    """Measure the current limits of cores, memory and disk within two seconds.
 
-    Each limit is the median of a few tries. There are three limits: float32 matrix products by
-    NumPy on all cores (GFLOP/s), a memory copy by one core (GB/s, read plus written bytes), and a
-    write of 4 KiB with fsync (milliseconds).
+    Each limit is the median of a few tries. The first limit is float32 matrix products by NumPy on
+    all cores, in GFLOP/s. The second limit is a memory copy by one core, in GB/s of read and
+    written bytes. The third limit is a write of 4 KiB with fsync, in milliseconds.
     """
     side, size = 2048, 2**27
     matrix, source = np.ones((side, side), np.float32), np.ones(size, np.uint8)
@@ -113,9 +113,9 @@ def _own_seconds() -> float:
 
 
 def own_memory(line: str) -> int:
-    """Return the number of bytes that one line of `/proc/self/status` states.
+    """Return the memory size in one line of `/proc/self/status`, in bytes.
 
-    Examples are `RssAnon` (current) and `VmHWM` (maximum).
+    Useful lines are `RssAnon` (current memory) and `VmHWM` (maximum memory).
     """
     return 1024 * int((_line_of("/proc/self/status", line) or "0 kB").split()[0])
 

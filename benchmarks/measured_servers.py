@@ -1,8 +1,9 @@
 """Start the compared servers, and connect to them.
 
-Deployment's command releases our model onto the bundled tritonserver. The floor is loaded into the
-same server. The reference runs in a second server of the same binary. The models of this server use
-the environment `serving-peers`. The web server runs our graph.
+Deployment's command releases our model onto the bundled tritonserver. The same server loads the
+echo model, which computes nothing. The reference runs in a second server of the same binary. The
+models of this server use the environment `serving-peers`. The web server runs the graph of our
+model.
 
 Requests are built before the measurement, because only the server is measured. A call only sends
 bytes, and reads the bytes of the response. No call is ever cancelled, because Triton 2.51 would
@@ -54,14 +55,14 @@ PEERS = Path(__file__).with_name("serving_peers")
 
 
 _CONNECTIONS = 128
-"""Maximum connections to a web server. If all connections are in use, a request waits, and the wait
-counts."""
+"""Maximum connections to a web server. If all connections are in use, a request waits. The wait is
+a part of its measured latency."""
 
 Scores = NDArray[np.float32]
 
 
-class Unanswered(PermanentError):
-    """A request failed. The message contains the reason."""
+class RequestFailed(PermanentError):
+    """A server did not score a request. The message contains the reason."""
 
 
 class GrpcCaller:
@@ -75,10 +76,10 @@ class GrpcCaller:
     async def __call__(self, i: int) -> Scores:
         """Return the scores of the `i`-th request."""
         try:
-            answer = await self._infer(self._requests[i % len(self._requests)])
+            response = await self._infer(self._requests[i % len(self._requests)])
         except grpc.aio.AioRpcError as error:
-            raise Unanswered(str(error.details())) from error
-        return np.frombuffer(answer.raw_output_contents[0], np.float32)
+            raise RequestFailed(str(error.details())) from error
+        return np.frombuffer(response.raw_output_contents[0], np.float32)
 
     async def close(self) -> None:
         """Close the channel."""
@@ -86,7 +87,7 @@ class GrpcCaller:
 
 
 class HttpCaller:
-    """Caller of a web server at host:port with the tensors' bytes."""
+    """Sender of requests to a web server at host:port. A request has the bytes of the tensors."""
 
     def __init__(self, address: str, path: str, rows: FeatureRows, *, batch: int) -> None:
         self._host, self._port = address.rsplit(":", 1)
@@ -102,9 +103,9 @@ class HttpCaller:
             async with self._free:
                 head, body = await self._exchange(self._requests[i % len(self._requests)])
         except (OSError, asyncio.IncompleteReadError) as error:
-            raise Unanswered(str(error)) from error
+            raise RequestFailed(str(error)) from error
         if not head.startswith(b"HTTP/1.1 200"):
-            raise Unanswered(head.split(b"\r\n")[0].decode())
+            raise RequestFailed(head.split(b"\r\n")[0].decode())
         return np.frombuffer(body, np.float32)
 
     async def _exchange(self, request: bytes) -> tuple[bytes, bytes]:
@@ -286,7 +287,7 @@ def _start_web_server(stack: Stack, python: Path, graph: Path) -> str:
 
 
 def _write_floor(ours: Released) -> None:
-    """Write a model that is served like ours but computes nothing."""
+    """Write the echo model, which is served like ours but computes nothing."""
     folder = ours.repository / FLOOR / "1"
     folder.mkdir(parents=True)
     shutil.copyfile(PEERS / "echo_model.py", folder / "model.py")

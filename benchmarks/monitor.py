@@ -3,16 +3,16 @@
 Run by `make benchmark-monitor`. Only `Monitor.tick` is measured, and it runs on one core. A tick
 pulls and decodes messages, stores them with fsync, and counts the features for drift. A tick also
 joins clicks, matures rows, measures, decides, and archives as Parquet with fsync. Messages are
-generated between the turns, outside the clock. 3.2 % of the rows are clicked. This share agrees
-with the scores, so no policy raises an alarm. Each click arrives one simulated second after its
+generated between the turns, outside the clock. 3.2 % of the rows are clicked. The scores predict
+the same click rate, so no policy raises an alarm. Each click arrives one simulated second after its
 prediction. A message has the clicks of 100 requests. The log is either a list of encoded messages
-or the SQLite log. The list shows the lowest cost that any log can have. With the SQLite log, the
-cost of pulls and acknowledgements is included. A row is counted once it is in a complete archive
-file. The measurement leaves out the first quarter of all rows. After the first quarter, the number
-of rows that wait for their window or file is the same at the beginning and at the end.
+or the SQLite log. With the list, the log costs nothing, which is a lower bound for any log. With
+the SQLite log, the cost of pulls and acknowledgements is included. A row is counted once it is in a
+complete archive file. The measurement leaves out the first quarter of all rows. From then on, the
+number of rows that wait for their window or file does not grow.
 
 The simulated clock advances with each turn as if rows arrived at the given rate. Some work, such as
-decisions, is done every ten seconds of event time. The cost of this work per row is therefore
+decisions, is done every ten seconds of event time. The cost of periodic work per row is therefore
 realistic.
 
 In the last part, the log has 1, 2 or 4 partitions, with equally many rows in each partition.
@@ -63,8 +63,7 @@ _FORM = RecordFormat(CRITEO)
 TICK_SECONDS, WINDOW_SECONDS = 1.0, 5.0
 MESSAGES_A_TICK = 1000
 LOADS = {64: (MESSAGES_A_TICK, TICK_SECONDS), 1: (9000, 0.2)}
-"""Number of predictions in a turn, and the turn's simulated seconds, by the number of rows in a
-message."""
+"""Predictions per turn and simulated seconds per turn, by the number of rows in a message."""
 _CLICK_BATCH = 100
 
 
@@ -116,7 +115,7 @@ class RecordTraffic:
         self._random = np.random.default_rng(0)
         self._simulator = Simulator.create(0, click_rate=CLICK_RATE)
         self.records = [self._prediction() for _ in range(bodies)]
-        """Encoded requests, one for each body."""
+        """Encoded requests, without their final ids and times."""
         self._due: list[list[tuple[str, int, float]]] = [[] for _ in range(partitions)]
 
     def _prediction(self) -> PredictionBatch:
@@ -198,8 +197,8 @@ def measure(
 ) -> dict[str, Any]:
     """Run one monitor in this process until `rows` rows are archived, and return the figures.
 
-    Each turn of the monitor pulls `TICK_PULLS` times. If more records arrived in a turn than it
-    pulls, the backlog would grow without end.
+    Each turn of the monitor pulls `TICK_PULLS` times. The load must not have more records per turn
+    than a turn pulls. Otherwise, the backlog grows without end.
     """
     clock = {"time": START}
     traffic, (messages_a_tick, tick_seconds) = (
@@ -234,7 +233,7 @@ def measure(
             turns.append((int(store.counters.get("archived", 0)), len(turns), cpu, wall))
             resident.append((turns[-1][0], own_memory("RssAnon")))
             for path in settings.archive.glob("day=*/*.parquet"):
-                path.unlink()  # the uploader does this too; 10 million rows take 2 GB
+                path.unlink()  # the uploader also removes archived files; 10 million rows take 2 GB
         archived, clicks = int(store.counters["archived"]), int(store.counters["matured_click"])
         buckets = int(store.counters.get("drift_bucket", 0))
         database = (settings.state / "monitor.db").stat().st_size
@@ -280,7 +279,7 @@ def log_alone(requests: int = 100_000) -> float:
 
 
 def measure_partitions(rows: int, *, rows_per_message: int, partitions: int) -> dict[str, Any]:
-    """Run one monitor per partition, and return the processor time of each.
+    """Run one monitor per partition, and return the processor time of each monitor.
 
     The measurement ends when each monitor has archived `rows` rows.
     """
@@ -336,11 +335,10 @@ def measure_partitions(rows: int, *, rows_per_message: int, partitions: int) -> 
 
 
 def _memory(resident: list[tuple[int, int]]) -> dict[str, int]:
-    """Return the anonymous memory at four points of the run.
+    """Return the anonymous memory at three points of the run, and its maximum.
 
-    The points are a tenth of the run, half of the run, its end, and the maximum.
-
-    The maximum does not include the first tenth of the run.
+    The three points are after a tenth of the rows, after half of the rows, and at the end. The
+    maximum leaves out the first tenth of the rows.
     """
     total = resident[-1][0]
     later = [size for archived, size in resident if archived >= total / 10]
@@ -390,7 +388,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 ),
                 Figure(f"{name}, anonymous memory at most", highest, "MiB"),
             ]
-        # Alternate the numbers of partitions, so that a busy moment affects all of them.
+        # Alternate runs with 1, 2 and 4 partitions, so that a busy moment affects all numbers of
+        # partitions.
         partitioned = document["partitions"] = []
         rows_of_each = 250_000 if flags.quick else 500_000
         for _, number in itertools.product(range(1 if flags.quick else 3), (1, 2, 4)):

@@ -1,14 +1,15 @@
 """Train the same network with our engine, plain PyTorch, DeepCTR-Torch and TorchRec.
 
-Each library trains for one pass over the given rows, in shuffled batches with Adam at 0.001. Then
-the library scores other rows. The rows are converted to the library's own form before the measured
-time begins. `speed` measures time and quality.
+Each library trains for one pass over the given rows, in shuffled batches with Adam at 0.001. After
+the training, each library scores other rows. The rows are converted to the library's own form
+before the measured time begins. `speed` measures time and quality.
 
-Plain PyTorch has 26 `nn.Embedding` with dense gradients, an `nn.EmbeddingBag` for each list, the
-cross layers one by one, `torch.optim.Adam`, and a `DataLoader` over a Dataset of arrays. On two
-cores, this Dataset delivers 201,000 rows/s, and a TensorDataset delivers 107,000 rows/s. Two worker
-processes would deliver 238,000 rows/s, but would take a core from the training step, so no workers
-are used. Networks other than DCN are our own networks with an `nn.EmbeddingBag` for each column.
+Plain PyTorch has 26 `nn.Embedding` with dense gradients, and an `nn.EmbeddingBag` for each list.
+The cross layers run one by one. The optimizer is `torch.optim.Adam`, and a `DataLoader` reads a
+Dataset of arrays. On two cores, this Dataset delivers 201,000 rows/s, and a TensorDataset delivers
+107,000 rows/s. Two worker processes would deliver 238,000 rows/s, but would take a core from the
+training step, so no workers are used. Networks other than DCN are our own networks with an
+`nn.EmbeddingBag` for each column.
 
 PyTorch with sparse gradients differs from plain PyTorch in two points: its tables have
 `sparse=True`, and `torch.optim.SparseAdam` trains them. The gradients of these tables then have
@@ -16,18 +17,18 @@ only the rows of the batch.
 
 TorchRec follows `test_installation.py --cpu_only` of its repository: `DistributedModelParallel`
 with an `EmbeddingBagCollection`, in a group of one process. The network is our network, so only the
-embeddings differ. TorchRec gets its rows from `ArrayRows`. In this example, the size of a table
-decides its optimizer: SGD for a large table, and Adam for a small table. We therefore measure two
-variants. `TorchRec` keeps each table with dense gradients, and trains all parameters with
-`torch.optim.Adam`. `TorchRec, fused Adagrad` trains the tables within the backward pass with
-FBGEMM's kernels, which have no Adam for CPUs. Row-wise Adagrad has one state per row, and Adam has
-two states per weight. This variant does less work, so our ratio to it has no target. TorchRec is
-left out for networks with lists.
+embeddings differ. TorchRec gets its rows from `ArrayRows`. In TorchRec's example, large tables are
+trained by SGD, and small tables by Adam. Two variants of TorchRec are therefore measured.
+`TorchRec` keeps each table with dense gradients, and trains all parameters with `torch.optim.Adam`.
+`TorchRec, fused Adagrad` trains the tables within the backward pass with FBGEMM's kernels, which
+have no Adam for CPUs. Row-wise Adagrad has one state per row, and Adam has two states per weight.
+`TorchRec, fused Adagrad` does less work, so our ratio to it has no target. TorchRec is left out for
+networks with lists.
 
 DeepCTR-Torch trains its DCN or DeepFM with its own `fit`, unchanged. DeepCTR-Torch has no DLRM.
 Parts that our network lacks are disabled, because they would slow DeepCTR-Torch down: the linear
 part (except DeepFM's) and the L2 penalties on whole tables. Lists are `VarLenSparseFeat` columns. A
-list uses the vectors of another column if the recommender says so.
+list uses the vectors of another column if the recommender's file sets this option.
 """
 
 import contextlib
@@ -85,7 +86,7 @@ def _score_by(model: nn.Module, rows: Rows) -> NDArray[np.float32]:
 
 
 class Evergreen:
-    """The engine of `components.training`."""
+    """Our engine, from `components.training`."""
 
     def __init__(
         self,
@@ -107,17 +108,17 @@ class Evergreen:
         self.engine.restore(weights)
 
     def prepare(self, rows: Rows) -> Rows:
-        """Prepare rows as `Trainer` describes."""
+        """Prepare rows. See `Trainer.prepare`."""
         return rows
 
     def train(self, prepared: Rows) -> None:
-        """Train as `Trainer` describes."""
+        """Train for one pass. See `Trainer.train`."""
         self._passes += 1
         order = np.random.default_rng(self._passes).permutation(len(prepared))
         self.engine.train(prepared, order, batch_size=self._batch_size, seed=self._passes)
 
     def score(self, rows: Rows) -> NDArray[np.float32]:
-        """Score as `Trainer` describes."""
+        """Score rows. See `Trainer.score`."""
         return self.engine.score(rows)
 
 
@@ -133,7 +134,7 @@ class PlainDcn(nn.Module):
         features: Features = CRITEO,
         is_sparse: bool = False,
     ) -> None:
-        """Start from `weights`."""
+        """Start from existing `weights`."""
         super().__init__()
         tables = torch.tensor(weights.table).split(slot_sizes)
         self.embeddings = nn.ModuleList(
@@ -239,7 +240,7 @@ class ArrayRows(Dataset[Any]):
 
 
 class PlainPytorch:
-    """Plain PyTorch as a peer (see the module's docstring)."""
+    """Peer that trains with plain PyTorch. The module's docstring describes it."""
 
     def __init__(
         self,
@@ -264,7 +265,9 @@ class PlainPytorch:
             for each in self.model.modules()
             if isinstance(each, (nn.Embedding, nn.EmbeddingBag)) and each.sparse
         ]
-        tables = list({id(each): each for each in tables}.values())  # a list may share a table
+        tables = list(
+            {id(each): each for each in tables}.values()
+        )  # a list may use the table of another column
         sparse = {id(each) for each in tables}
         dense = [each for each in self.model.parameters() if id(each) not in sparse]
         self._optimizers: list[torch.optim.Optimizer] = [torch.optim.Adam(dense, lr=0.001)]
@@ -274,11 +277,11 @@ class PlainPytorch:
         self._batch_size = batch_size
 
     def prepare(self, rows: Rows) -> ArrayRows:
-        """Prepare rows as `Trainer` describes."""
+        """Prepare rows. See `Trainer.prepare`."""
         return ArrayRows(rows)
 
     def train(self, prepared: ArrayRows) -> None:
-        """Train as `Trainer` describes."""
+        """Train for one pass. See `Trainer.train`."""
         self.model.train()
         for dense, ids, labels in DataLoader(prepared, batch_size=self._batch_size, shuffle=True):
             self.model.zero_grad()
@@ -288,12 +291,12 @@ class PlainPytorch:
                 optimizer.step()
 
     def score(self, rows: Rows) -> NDArray[np.float32]:
-        """Score as `Trainer` describes."""
+        """Score rows. See `Trainer.score`."""
         return _score_by(self.model, rows)
 
 
 class TorchrecExample:
-    """TorchRec as a peer (see the module's docstring).
+    """Peer that trains with TorchRec. The module's docstring describes it.
 
     The model starts from its own initial weights.
     """
@@ -354,11 +357,11 @@ class TorchrecExample:
         self._loss, self._batch_size = nn.BCEWithLogitsLoss(), batch_size
 
     def prepare(self, rows: Rows) -> ArrayRows:
-        """Prepare rows as `Trainer` describes."""
+        """Prepare rows. See `Trainer.prepare`."""
         return ArrayRows(rows)
 
     def train(self, prepared: ArrayRows) -> None:
-        """Train as `Trainer` describes."""
+        """Train for one pass. See `Trainer.train`."""
         self.model.train()
         for dense, ids, labels in DataLoader(prepared, batch_size=self._batch_size, shuffle=True):
             self._optimizer.zero_grad()
@@ -367,7 +370,7 @@ class TorchrecExample:
             self._optimizer.step()
 
     def score(self, rows: Rows) -> NDArray[np.float32]:
-        """Score as `Trainer` describes."""
+        """Score rows. See `Trainer.score`."""
         return _score_by(self.model, rows)
 
 
@@ -406,7 +409,7 @@ class _TorchrecModel(nn.Module):
 
 
 class DeepCtr:
-    """DeepCTR-Torch as a peer (see the module's docstring).
+    """Peer that trains with DeepCTR-Torch. The module's docstring describes it.
 
     DeepCTR-Torch starts from its own initial weights: normal, with standard deviation 0.0001.
     """
@@ -459,7 +462,7 @@ class DeepCtr:
         self._batch_size = batch_size
 
     def prepare(self, rows: Rows) -> tuple[dict[str, Any], Any]:
-        """Prepare rows as `Trainer` describes."""
+        """Prepare rows. See `Trainer.prepare`."""
         features = self._features
         columns = {
             name: np.ascontiguousarray(rows.ids[:, i])
@@ -474,12 +477,12 @@ class DeepCtr:
         return columns, rows.labels
 
     def train(self, prepared: tuple[dict[str, Any], Any]) -> None:
-        """Train as `Trainer` describes."""
+        """Train for one pass. See `Trainer.train`."""
         columns, labels = prepared
         with contextlib.redirect_stdout(io.StringIO()):
             self._model.fit(columns, labels, batch_size=self._batch_size, epochs=1, verbose=0)
 
     def score(self, rows: Rows) -> NDArray[np.float32]:
-        """Score as `Trainer` describes."""
+        """Score rows. See `Trainer.score`."""
         scores: NDArray[np.float32] = self._model.predict(self.prepare(rows)[0], _SCORED_ROWS)[:, 0]
         return scores

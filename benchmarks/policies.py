@@ -1,12 +1,12 @@
 """Measure false alarms and delays of the monitor's policies on planted streams.
 
-Run by `make benchmark-policies`. Stationary streams have an AUC of .80, so that every retrain
+Run by `make benchmark-policies`. In stationary streams, the AUC is always .80, so every retrain
 request is a false alarm. In other streams, the AUC falls to .70. Streams with and without a fall of
-the AUC are drawn at three click rates. In further streams, several rows have the same user, and the
-test bets once per row or once per request. The last part simulates hours of traffic under
-continuous retraining, with a release every 0.2, 1 or 5 attribution windows.
-`testing.click_streams` and `release_streams` generate the streams, and the policies are the
-monitor's own.
+the AUC are drawn at three click rates. In another part, several rows of a stream have the same
+user. The sequential test then counts either rows or requests as independent. The last part
+simulates hours of traffic under continuous retraining, with a release every 0.2, 1 or 5 attribution
+windows. `testing.click_streams` and `release_streams` generate the streams, and the policies are
+the monitor's own.
 """
 
 import math
@@ -41,7 +41,7 @@ THRESHOLD = 0.74
 WINDOW_ROWS = 20_000
 EDGE_ALPHA = 0.05
 """Alpha of tests without a tolerance. Without a tolerance, false alarms are as frequent as the
-bound allows. This alpha is large enough to count false alarms in 1,000 streams."""
+bound allows. `EDGE_ALPHA` is large enough to count false alarms in 1,000 streams."""
 REFERENCE_ROWS = 200
 REFERENCE_STRIDE = 10
 """Number of records between two checks of the reference. The reference would check after every
@@ -50,12 +50,12 @@ record, but a check of every tenth record is enough to show its false alarms."""
 
 @dataclass(frozen=True)
 class PolicyCase:
-    """Streams of one click rate."""
+    """Length of the streams for one click rate."""
 
     traffic: ClickTraffic
     window_step: int
-    """Rows between two checks of a window of 20,000 rows. The window changes slowly and a check
-    takes milliseconds, so not every row is checked."""
+    """Number of rows between two checks of the window of 20,000 rows. The window changes slowly and
+    a check takes milliseconds, so not every row is checked."""
     stationary: int
     """Rows of a stationary stream."""
     before: int
@@ -80,15 +80,15 @@ RELEASES = Releases(
 """Four hours of traffic with an attribution window of half an hour. The AUC falls from .79 to
 .62."""
 FALL_AFTER, FALL_DECIDE = 5400.0, 30.0
-"""Two times in seconds. The AUC falls after `FALL_AFTER`, midway between two releases. After the
-fall, `FALL_DECIDE` passes between two decision points."""
+"""Two durations in seconds. The AUC falls after `FALL_AFTER`, midway between two releases. From
+then on, decision points are `FALL_DECIDE` seconds apart."""
 RELEASE_WINDOWS = (0.2, 1.0, 5.0)
 """Number of attribution windows between two releases."""
 GATE_HALF_WIDTH = 0.005
 """Half-width of the gate's interval for a policy with default settings."""
 PARTITIONS = 4
 """Number of partitions of the event log. Only the monitor of the first partition decides. The hash
-of a request's id decides its partition, so each partition has a sample of the requests."""
+of a request's id determines its partition, so each partition has a sample of the requests."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -199,7 +199,7 @@ def _sequential(alpha: float, tolerance: float) -> SequentialPolicy:
 
 
 def reference_first_run(stream: MaturedRows, *, after: int) -> int | None:
-    """Return the row at which the reference policy requests a run.
+    """Return the index of the row after which the reference policy requests a run.
 
     The reference policy requests a run as soon as the AUC of the last 200 rows is below the
     threshold, even with few clicks.
@@ -207,7 +207,7 @@ def reference_first_run(stream: MaturedRows, *, after: int) -> int | None:
     ends = np.arange(max(after + 1, REFERENCE_ROWS), len(stream.labels) + 1, REFERENCE_STRIDE)
     for some in np.split(
         ends, range(250, len(ends), 250)
-    ):  # the first part often contains the result
+    ):  # check chunk by chunk, because the first chunk often has an alarm
         rows = some[:, None] - REFERENCE_ROWS + np.arange(REFERENCE_ROWS)
         order = np.argsort(stream.scores[rows], axis=1)
         clicks = np.take_along_axis(stream.labels[rows], order, axis=1).astype(np.int64)
@@ -259,9 +259,9 @@ def _pooled_auc(traffic: ClickTraffic, auc: float, *, rows: int = 4_000_000) -> 
 
 
 def study_users(traffic: ClickTraffic, *, streams: int, seed: int) -> dict[str, Any]:
-    """Return the test's false alarms with one bet per request, and with one bet per row.
+    """Return the false alarms of two tests: with requests, and with rows, as independent units.
 
-    Both tests use `EDGE_ALPHA` and no tolerance, so that their false alarms reach the bound. The
+    The tests use `EDGE_ALPHA` and no tolerance, so that their false alarms reach the bound. The
     gate's AUC is computed over all pairs of rows.
     """
     gate = _pooled_auc(traffic, GOOD)
@@ -310,10 +310,11 @@ def study_partition(traffic: ClickTraffic, *, streams: int, seed: int) -> dict[s
 def study_releases(windows: float, *, streams: int, falls: int, seed: int) -> dict[str, Any]:
     """Return the false alarms and delays of the sequential test for one release interval.
 
-    The monitor's own code decides. A request before the change is a false alarm. A request after
-    the change is a false alarm if its version was already trained on rows from after the change.
-    All versions of a stream share one alpha. The delay in seconds lasts from the change to the
-    event time of the newest row that the alarm used. The change is midway between two releases.
+    The monitor's own code decides. A retrain request before the change is a false alarm. After the
+    change, a retrain request is a false alarm if the live version was already trained on rows from
+    after the change. All versions of a stream share one alpha. The delay in seconds lasts from the
+    change to the event time of the newest row that the alarm used. The change is midway between two
+    releases.
     """
     steady = replace(RELEASES, every=windows * RELEASES.window)
     middle = (FALL_AFTER // steady.every + 0.5) * steady.every
@@ -367,14 +368,18 @@ def study_releases(windows: float, *, streams: int, falls: int, seed: int) -> di
 def _requests(
     random: np.random.Generator, releases: Releases, settings: PolicySettings
 ) -> Iterator[int]:
-    """Return the seconds of the decision points with a retrain request."""
+    """Yield the time of each decision point with a retrain request, in seconds from the start."""
     for point in decisions(random, releases, settings):
         if point.decision.action is Action.RETRAIN:
             yield round(point.time - START)
 
 
 def _shows_a_change(point: DecisionPoint) -> bool:
-    """Return whether the decision requests a run or reports training rows from after the change."""
+    """Return whether the decision shows that the policy has detected the change.
+
+    The policy has detected the change if it requests a run, or if its reason mentions training rows
+    from after the change.
+    """
     return (
         point.decision.action is Action.RETRAIN
         or "rows from after the change" in point.decision.reason
@@ -388,7 +393,7 @@ def _is_late_alarm(point: DecisionPoint, releases: Releases) -> bool:
 def false_alarms(alarms: Sequence[int | None], bound: float | None) -> dict[str, Any]:
     """Return the number of streams with a false alarm, and whether it is within the bound.
 
-    The result also has the 95 % interval of their share (Wilson).
+    The result also has the 95 % interval (Wilson) for the share of streams with a false alarm.
     """
     count, total = sum(each is not None for each in alarms), len(alarms)
     low, high = share_interval(count, total)
@@ -404,11 +409,9 @@ def false_alarms(alarms: Sequence[int | None], bound: float | None) -> dict[str,
 
 
 def delay(found: Sequence[int | None], before: int) -> dict[str, Any]:
-    """Return the median number of rows from the fall to the request.
+    """Return the median number of rows from the fall of the AUC to the retrain request.
 
-    Returns None if most streams have no request.
-
-    Requests before the AUC falls are not counted.
+    Requests before the fall are not counted. Returns None if most streams have no request.
     """
     rows = [
         math.inf if each is None else each - before

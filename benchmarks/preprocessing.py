@@ -3,11 +3,11 @@
 Run by `make benchmark-preprocessing`.
 
 1. A first run of the step (fit, transform, verification and publishing), compared with the script's
-   fit, transform and to_parquet. Both outputs must agree (`same_encoding`), else the figures would
-   compare different work.
-2. An incremental run: vocabularies are extended without a new fit. The script cannot extend
-   vocabularies, so it fits again. Parts 1 and 2 are measured with 200,000 rows and with a million
-   rows. The other parts are measured only with a million rows.
+   fit, transform and to_parquet. If the two outputs differ (`same_encoding`), the benchmark fails,
+   because the times would not be comparable.
+2. An incremental run, which extends vocabularies without a new fit. The script cannot extend
+   vocabularies, so the script repeats its fit. Parts 1 and 2 are measured with 200,000 rows and
+   with a million rows. The other parts are measured only with a million rows.
 3. Fixed cost: an incremental run of few rows, including interpreter and imports.
 4. Seconds, processor time and memory of both engines (NVTabular and NumPy) in parts 1 to 3.
 5. Memory for two window sizes. The figure is the proportional share of anonymous memory (Linux
@@ -63,7 +63,7 @@ def stock(raw: Path, out: Path) -> Run:
     return measure([sys.executable, "-m", "benchmarks.stock_nvtabular", str(raw.parent), str(out)])
 
 
-def keep_as_model(bench: Path, run: str, model_id: str) -> None:
+def save_as_model(bench: Path, run: str, model_id: str) -> None:
     """Store a run's workflow as part of a model, so that another run can continue from it."""
     training_set = TrainingSet.read(bench / f"{run}.json")
     folder = model_folder(bench / "store", model_id)
@@ -84,13 +84,13 @@ TARGETS = {200_000: 4.0, 1_000_000: 6.0}
 """Target speed as a multiple of the script's speed, by the number of rows."""
 FIXED_TARGET_SECONDS, FIXED_ROWS = 5.0, 10_000
 MEMORY_TARGET = 1.15
-"""Target for the peak memory with four times as many rows, as a multiple of the peak memory with
-the original rows."""
+"""Maximum ratio of two peaks of memory: the peak with four times as many rows, divided by the peak
+with the original rows."""
 _PARTITION_ROWS = 65_536
 
 
 class PreprocessingBench:
-    """Folders of a benchmark: two windows, a registry with the first window's model, and output."""
+    """Folders for two windows, for a registry with the first window's model, and for output."""
 
     def __init__(self, folder: Path, num_rows: int) -> None:
         """Write the windows, and fit the model."""
@@ -98,14 +98,14 @@ class PreprocessingBench:
         self.first = raw_windows.write_window(folder / "first", num_rows, seed=1)
         self.later = raw_windows.write_window(folder / "later", num_rows, seed=2, is_later=True)
         self.few = raw_windows.write_window(folder / "few", FIXED_ROWS, seed=3, is_later=True)
-        self.full_round()
-        keep_as_model(folder, "full", "m0")
+        self.full_run()
+        save_as_model(folder, "full", "m0")
 
-    def full_round(self) -> Run:
+    def full_run(self) -> Run:
         """Run the step for a first model."""
         return step(self.first, self.folder, "full")
 
-    def incremental_round(self, raw: Path, **settings: int | str) -> Run:
+    def incremental_run(self, raw: Path, **settings: int | str) -> Run:
         """Run the step with the model as parent."""
         return step(raw, self.folder, "incremental", parent="m0", **settings)
 
@@ -114,7 +114,7 @@ class PreprocessingBench:
     ) -> dict[str, Any]:
         """Return the figures of the step and of the stock script on the same rows.
 
-        The step and the script alternate.
+        In each round, the step and the script run one after the other.
         """
         measured: list[dict[str, Run]] = []
         for number in range(rounds):
@@ -137,7 +137,7 @@ class PreprocessingBench:
 def full(bench: PreprocessingBench, rounds: int) -> dict[str, Any]:
     """Measure a first run, and compare both outputs."""
     result = bench.against_stock(
-        bench.full_round, bench.first, num_rows=bench.num_rows, rounds=rounds
+        bench.full_run, bench.first, num_rows=bench.num_rows, rounds=rounds
     )
     ours = bench.folder / "work" / "full" / "preprocessing"
     result["rows_compared_and_the_same"] = same_encoding.expect_same(bench.folder / "stock", ours)
@@ -150,7 +150,7 @@ def full(bench: PreprocessingBench, rounds: int) -> dict[str, Any]:
 
 def incremental(bench: PreprocessingBench, rounds: int) -> dict[str, Any]:
     """Measure a run that only extends vocabularies."""
-    ours = partial(bench.incremental_round, bench.later)
+    ours = partial(bench.incremental_run, bench.later)
     result = bench.against_stock(ours, bench.later, num_rows=bench.num_rows, rounds=rounds)
     result["figures"] = _figures("incremental round", result)
     return result
@@ -158,7 +158,7 @@ def incremental(bench: PreprocessingBench, rounds: int) -> dict[str, Any]:
 
 def fixed(bench: PreprocessingBench, rounds: int) -> dict[str, Any]:
     """Measure a run of few rows."""
-    ours = partial(bench.incremental_round, bench.few)
+    ours = partial(bench.incremental_run, bench.few)
     result = bench.against_stock(ours, bench.few, num_rows=FIXED_ROWS, rounds=rounds)
     name = f"incremental round of {FIXED_ROWS:,} rows, whole process"
     result["figures"] = [Figure(name, result["seconds"]["ours"], "s", target=FIXED_TARGET_SECONDS)]
@@ -169,8 +169,8 @@ def engines(bench: PreprocessingBench, rounds: int) -> dict[str, Any]:
     """Compare NVTabular's engine with NumPy's engine on the same rows."""
     cases: dict[str, Callable[[str], Run]] = {
         "first round": lambda engine: step(bench.first, bench.folder, "engines", engine=engine),
-        "incremental round": lambda engine: bench.incremental_round(bench.later, engine=engine),
-        f"{FIXED_ROWS:,} rows": lambda engine: bench.incremental_round(bench.few, engine=engine),
+        "incremental round": lambda engine: bench.incremental_run(bench.later, engine=engine),
+        f"{FIXED_ROWS:,} rows": lambda engine: bench.incremental_run(bench.few, engine=engine),
     }
     results: dict[str, Any] = {}
     for case, run in cases.items():
@@ -198,7 +198,7 @@ def engines(bench: PreprocessingBench, rounds: int) -> dict[str, Any]:
 def memory(bench: PreprocessingBench, rounds: int) -> dict[str, Any]:
     """Measure the peak memory for the rows, and for four times as many rows.
 
-    Both measurements use the same partition size.
+    Both runs use the same partition size.
     """
     larger = raw_windows.write_window(
         bench.folder / "larger", 4 * bench.num_rows, seed=4, is_later=True
@@ -206,7 +206,7 @@ def memory(bench: PreprocessingBench, rounds: int) -> dict[str, Any]:
     peaks = {}
     for name, raw in (("once", bench.later), ("four times", larger)):
         peaks[name] = min(
-            bench.incremental_round(raw, partition_rows=_PARTITION_ROWS).peak
+            bench.incremental_run(raw, partition_rows=_PARTITION_ROWS).peak
             for _ in range(min(rounds, 2))
         )
     ratio, script = (
@@ -234,7 +234,7 @@ def _figures(title: str, result: dict[str, Any]) -> list[Figure]:
     )
     name, rates = (
         f"{title} of {rows:,} rows",
-        Spread(*(rows / seconds[place] for place in (0, 2, 1))),
+        Spread(*(rows / seconds[i] for i in (0, 2, 1))),
     )
     return [
         Figure(name, result["ratio"], peer=script, target=TARGETS[rows], is_least=True),

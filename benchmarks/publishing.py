@@ -1,4 +1,4 @@
-"""Measure the cost of publishing 10,000 requests per second for the scoring process.
+"""Measure the cost of publishing 10,000 requests per second, in the process that scores them.
 
 Run by `make benchmark-publishing`. One process adds records and clicks at a steady rate, as a
 service does after each response. In the background, the process publishes the records to an SQLite
@@ -34,7 +34,7 @@ CLICKED_EACH = 30
 
 
 class Nothing:
-    """Publisher that publishes nothing."""
+    """Publisher that drops all records."""
 
     def add(self, prediction: PredictionBatch) -> bool:
         """Accept the record without publishing it."""
@@ -45,7 +45,7 @@ class Nothing:
         return True
 
 
-async def hand_over(
+async def add_records(
     publisher: Any, records: Sequence[PredictionBatch], seconds: float
 ) -> dict[str, Any]:
     """Add `RATE` records per second, and return the durations.
@@ -86,7 +86,7 @@ async def measure(rows: int, *, partitions: int, seconds: float) -> dict[str, An
     """Return the figures of one run. If `partitions` is 0, nothing is published."""
     records = RecordTraffic(rows).records
     if not partitions:
-        return {"rows": rows, "partitions": 0, **await hand_over(Nothing(), records, seconds)}
+        return {"rows": rows, "partitions": 0, **await add_records(Nothing(), records, seconds)}
     with tempfile.TemporaryDirectory() as folder:
         logs = [
             open_publisher(url)
@@ -96,7 +96,7 @@ async def measure(rows: int, *, partitions: int, seconds: float) -> dict[str, An
             [RecordPublisher(log, features=CRITEO, source="benchmark") for log in logs]
         )
         running = asyncio.ensure_future(publisher.run())
-        measured = await hand_over(publisher, records, seconds)
+        measured = await add_records(publisher, records, seconds)
         queued = publisher.counts.queued_rows / rows
         began = time.perf_counter()
         await publisher.drain()

@@ -1,18 +1,18 @@
-"""Compare the quality of a first model of few rows with peers on the same rows.
+"""Compare the quality of our first model with that of peers, all trained on the same few rows.
 
 Run by `make benchmark-quality`. Windows have 2,000, 5,000 and 20,000 rows. The rows come from the
-demo's simulator, a long-tailed simulator, the shop in `examples/shop` (strings, user ids, lists),
-and with `--data` also from a Criteo file. Our training step with its defaults, DeepCTR-Torch's DCN
-and LightGBM train on each window. All three models are evaluated on the same evaluation rows. Our
-model uses preprocessing's vocabularies and training's `fit`, with the settings of the recommender's
-file. Each figure is a mean over seeds, with minimum and maximum. A seed draws new rows and initial
-weights. The Bayes-optimal AUC is the AUC of the true click probabilities.
+demo's simulator, a long-tailed simulator, and the shop in `examples/shop` (strings, user ids,
+lists). With `--data`, there are also rows from a Criteo file. Our training step with its defaults,
+DeepCTR-Torch's DCN and LightGBM train on each window. All three models are evaluated on the same
+evaluation rows. Our model uses preprocessing's vocabularies and training's `fit`, with the settings
+of the recommender's file. Each figure is a mean over seeds, with minimum and maximum. A seed draws
+new rows and initial weights. The Bayes-optimal AUC is the AUC of the true click probabilities.
 
-The choice of variants favours both peers. DeepCTR-Torch runs one, two and three passes, in batches
-as small as ours. LightGBM builds 25, 50, 100 and 200 trees, otherwise with its defaults. For each
-peer, only the variant with the lowest log loss on the evaluation rows counts. The seconds of the
-other variants are left out. DeepCTR-Torch gets the encoded rows. LightGBM gets the raw numbers with
-their gaps, the ids as categories, and for each list the counts of its ids.
+The choice of variants favours both peers. DeepCTR-Torch runs one, two and three passes, with our
+batch size. LightGBM builds 25, 50, 100 and 200 trees, otherwise with its defaults. For each peer,
+only the variant with the lowest log loss on the evaluation rows is reported. The training times of
+the other variants do not count. DeepCTR-Torch gets the encoded rows. LightGBM gets the raw numbers
+with their gaps, the ids as categories, and for each list the counts of its ids.
 """
 
 import sys
@@ -204,7 +204,7 @@ def _deepctr(
 
 
 def lightgbm_table(raw: SimulatedRows, rows: Rows, features: Features, *, sizes: list[int]) -> Any:
-    """Return a table with the numbers, the categories, and the count of each list id."""
+    """Return a table with the numeric columns, the categories, and the counts of list ids."""
     from scipy.sparse import csr_matrix, hstack
 
     plain = np.hstack([raw.dense, rows.ids[:, : len(features.categorical)]])
@@ -213,10 +213,10 @@ def lightgbm_table(raw: SimulatedRows, rows: Rows, features: Features, *, sizes:
     parts = [csr_matrix(plain)]
     for positions in features.positions.lists:
         ids = rows.ids[:, positions.start : positions.stop]
-        row, place = np.nonzero(ids != PADDING_ID)
+        row, element = np.nonzero(ids != PADDING_ID)
         size = sizes[features.positions.slots[positions.start]]
         parts.append(
-            csr_matrix((np.ones(len(row), np.float32), (row, ids[row, place])), (len(ids), size))
+            csr_matrix((np.ones(len(row), np.float32), (row, ids[row, element])), (len(ids), size))
         )
     return hstack(parts, "csr")
 
@@ -293,8 +293,8 @@ def figures(splits: Sequence[Split], found: Sequence[dict[str, TrainedScores]]) 
 def _interval(found: list[tuple[float, float]]) -> dict[str, float]:
     """Return the mean of differences with standard errors, and its 95 % interval.
 
-    One standard error comes from the evaluation rows, and another one comes from the differences
-    between seeds. The interval uses the larger standard error.
+    One standard error is computed from the evaluation rows, and another standard error from the
+    differences between seeds. The interval uses the larger standard error.
     """
     differences, errors = np.array(found).T
     by_rows = float(np.sqrt((errors**2).sum())) / len(errors)

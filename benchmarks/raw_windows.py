@@ -1,8 +1,8 @@
 """Write windows of raw rows for benchmarks of preprocessing, in extraction's format.
 
 Columns have 4 to 400,000 categories, with frequencies of a power law (Zipf 1.2). Dense values are
-log-normal. Columns lack up to 36 % of their values. A later window adds new categories to the old
-categories.
+log-normal. Columns lack up to 36 % of their values. A later window also has categories that are
+missing in the first window.
 """
 
 from dataclasses import replace

@@ -54,8 +54,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             ]
             if any(abs(ours[1] - river[1]) > 1e-7 for ours, river in readings):
                 raise Refused(
-                    f"after {every} rows a reading the AUC is {readings[0][0][1]}, river's "
-                    f"{readings[0][1][1]}"
+                    f"with a read every {every} rows, the monitor's last AUC is "
+                    f"{readings[0][0][1]}, expected river's {readings[0][1][1]}"
                 )
             ratio = spread([river[0] / ours[0] for ours, river in readings])
             target = TARGET if every == 1 else None
@@ -111,7 +111,10 @@ def _river(
 
 
 def _starts(every: int) -> range:
-    """Return the first row of each measured turn. Measured turns begin when the window is full."""
+    """Return the index of the first row of each measured turn.
+
+    The first measured turn starts with a full window.
+    """
     return range(WINDOW, min(NUM_ROWS, WINDOW + _MAX_READINGS * every), every)
 
 
@@ -123,7 +126,7 @@ def _timed(turn: Callable[[T], float], turns: Sequence[T], every: int) -> tuple[
 
 
 def _matured(labels: NDArray[np.uint8], scores: NDArray[np.float32]) -> MaturedRequests:
-    """Return the rows as matured rows, each in its own request."""
+    """Return the rows as matured rows, with one row per request."""
     count = len(labels)
     return MaturedRequests(
         ids=np.full(count, "r", object),

@@ -1,11 +1,12 @@
 """Measure the cost of a complete run from trigger to serving, by step.
 
 Run by `make benchmark-round`. A first model trains on a day's first rows, and is released to a real
-Triton. Then incremental runs of every size follow one after another. Each run reads the next rows
-of that day. As with the monitor's local trigger, `evergreen run` starts as a process, and runs
-every step in the environment of its image. The time of the trigger is the start of this process.
-The version serves once Triton has loaded it and returned the expected scores, and the journal has
-recorded it as live. The notes of the steps give the seconds of the steps and the gaps between them.
+Triton. After the first model, incremental runs of all sizes follow one after another. Each run
+reads the next rows of the same day. As with the monitor's local trigger, `evergreen run` starts as
+a process, and runs every step in the environment of its image. The measurement starts when this
+process starts. The version serves once Triton has loaded it and returned the expected scores, and
+the journal has recorded it as live. The notes of the steps contain the times from which the seconds
+of steps and gaps are computed.
 
 The fixed cost is the time of a run with `EMPTY_ROWS` rows. The gate accepts every model here, so
 every run ends with a release.
@@ -45,7 +46,7 @@ STARTS = "processes and KFP"
 interpreter."""
 
 
-class RoundSeconds(NamedTuple):
+class RunSeconds(NamedTuple):
     """Seconds of one run."""
 
     rows: int
@@ -57,14 +58,14 @@ class RoundSeconds(NamedTuple):
     all steps."""
 
 
-def round_seconds(
+def run_seconds(
     rows: int, notes: Sequence[StepNote], *, triggered: datetime, serving: datetime
-) -> RoundSeconds:
+) -> RunSeconds:
     """Return the duration of a run and of its steps, computed from the notes of the steps.
 
     Raises:
-        ValueError: a step did not end, or it began before the trigger. The notes then belong to
-            another run.
+        ValueError: a step did not end, or it began before the trigger. In both cases, the notes
+            belong to another run.
     """
     steps: dict[str, float] = {}
     for note in notes:
@@ -77,27 +78,27 @@ def round_seconds(
         steps[note.step] = max((until - begun).total_seconds(), 0.0)
     total = (serving - triggered).total_seconds()
     steps[STARTS] = total - sum(steps.values())
-    return RoundSeconds(rows, total, steps)
+    return RunSeconds(rows, total, steps)
 
 
-def report(results: dict[int, list[RoundSeconds]]) -> dict[str, Any]:
+def report(results: dict[int, list[RunSeconds]]) -> dict[str, Any]:
     """Print the table, and return it as a document with figures."""
     names = list(next(iter(results.values()))[0].steps)
     print(
-        f"{'rows':>10} {'rounds':>6} {'to serving':>20} "
+        f"{'rows':>10} {'runs':>6} {'to serving':>20} "
         + " ".join(f"{name[:17]:>17}" for name in names)
     )
-    document: dict[str, Any] = {"rounds": {}, "figures": []}
-    for rows, rounds in results.items():
-        serving = spread([each.serving for each in rounds])
-        steps = {name: spread([each.steps[name] for each in rounds]) for name in names}
+    document: dict[str, Any] = {"runs": {}, "figures": []}
+    for rows, runs in results.items():
+        serving = spread([each.serving for each in runs])
+        steps = {name: spread([each.steps[name] for each in runs]) for name in names}
         shown = serving.shown(".1f")
         print(
-            f"{rows:>10,} {len(rounds):>6} {shown:>20} "
+            f"{rows:>10,} {len(runs):>6} {shown:>20} "
             + " ".join(f"{steps[n].median:>17.2f}" for n in names)
         )
-        document["rounds"][str(rows)] = {
-            "rounds": len(rounds),
+        document["runs"][str(rows)] = {
+            "runs": len(runs),
             "serving_seconds": serving,
             "steps": steps,
         }
@@ -111,7 +112,7 @@ def report(results: dict[int, list[RoundSeconds]]) -> dict[str, Any]:
 
 BASE_ROWS = 100_000
 SIZES = {EMPTY_ROWS: 5, 10_000: 3, 100_000: 3, 1_000_000: 1}
-"""Number of runs for each number of rows in a run."""
+"""Number of runs by size. The size of a run is its number of rows."""
 QUICK_SIZES = {EMPTY_ROWS: 2, 10_000: 1}
 _DAY = date(2026, 3, 1)
 ACCEPT_ALL = {
@@ -123,7 +124,7 @@ ACCEPT_ALL = {
 
 
 class Bench:
-    """Lake, registry and Triton server of the benchmark, with a method that runs a round."""
+    """Lake, registry and Triton server of the benchmark, with a method that runs the pipeline."""
 
     def __init__(self, folder: Path, server: TritonServer, times: Any) -> None:
         """Compile the pipeline, and accept a recommender whose gate passes every model.
@@ -145,12 +146,12 @@ class Bench:
             self._folders.store,
             recommender,
             who=whoami(),
-            why="rounds are measured, not models",
+            why="runs are measured, not models",
             now=now,
         )
         run_to_end([sys.executable, "-m", "cli", "compile", f"--output={self._package}"])
 
-    def round(self, rows: int) -> RoundSeconds | None:
+    def run(self, rows: int) -> RunSeconds | None:
         """Run the pipeline over the next `rows` rows of the lake, and return its seconds.
 
         If the run would contain only a part of its last request, it leaves out the complete
@@ -178,8 +179,8 @@ class Bench:
         notes = read_notes(self._folders.store, run)
         read = self._num_read() - first
         if read != expected:
-            raise RuntimeError(f"the round read {read} rows, expected {expected}")
-        return round_seconds(rows, notes, triggered=triggered, serving=moment_of(live.time))
+            raise RuntimeError(f"the run read {read} rows, expected {expected}")
+        return run_seconds(rows, notes, triggered=triggered, serving=moment_of(live.time))
 
     def _num_read(self) -> int:
         """Return the number of rows up to the newest row of the live model."""
@@ -192,7 +193,7 @@ class Bench:
         return bisect_right(self._times, newest)
 
 
-def measure(folder: Path, sizes: dict[int, int], *, seed: int) -> dict[int, list[RoundSeconds]]:
+def measure(folder: Path, sizes: dict[int, int], *, seed: int) -> dict[int, list[RunSeconds]]:
     """Run every size, and return the seconds of all runs except the first model's run."""
     simulator = Simulator.create(seed)
     total = BASE_ROWS + sum(rows * count for rows, count in sizes.items())
@@ -200,14 +201,14 @@ def measure(folder: Path, sizes: dict[int, int], *, seed: int) -> dict[int, list
     times = pq.read_table(
         folder / "lake" / DAY_PARTITION.format(day=_DAY), columns=[EVENT_TIME]
     ).column(0)
-    results: dict[int, list[RoundSeconds]] = {rows: [] for rows in sizes}
+    results: dict[int, list[RunSeconds]] = {rows: [] for rows in sizes}
     with TritonServer(folder / "repository", log=folder / "logs" / "triton.log") as server:
         bench = Bench(folder, server, sorted(times.to_pylist()))
-        bench.round(BASE_ROWS)
+        bench.run(BASE_ROWS)
         for turn in range(max(sizes.values())):
             for rows, count in sizes.items():
                 if turn < count:
-                    measured = bench.round(rows)
+                    measured = bench.run(rows)
                     results[rows] += [measured] if measured else []
                     text = (
                         f"{measured.serving:.1f} s" if measured else "released nothing, not counted"
@@ -218,7 +219,7 @@ def measure(folder: Path, sizes: dict[int, int], *, seed: int) -> dict[int, list
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark."""
-    parser = benchmark_parser("round", __doc__, quick="small rounds only")
+    parser = benchmark_parser("round", __doc__, quick="small runs only")
     parser.add_argument(
         "--seed", type=int, default=7, help="seed of the simulator (default: %(default)s)"
     )

@@ -1,8 +1,8 @@
 """Compare two folders of encoded rows. A stock NVTabular script wrote the second folder.
 
-Stock ids are ordered by frequency. Categories of equal frequency are in the order of an unstable
-sort. Therefore the check accepts a column if one mapping converts all its stock ids to our ids. The
-mapping must be one to one, and must map missing and out-of-vocabulary values to themselves. The
+The stock script orders ids by frequency, and its order of equally frequent categories is not
+stable. Therefore a column is accepted if a mapping converts all stock ids of the column to our ids.
+The mapping must be one to one, and must map missing and out-of-vocabulary values to themselves. The
 mapping may exchange only ids of equal frequency. Dense values may differ by 1e-6 times the larger
 of 1 and the value, because the stock logarithm has only the precision of float32.
 """

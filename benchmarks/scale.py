@@ -3,8 +3,9 @@
 `python -m benchmarks.scale` writes lakes of 100,000 to 20 million rows. On each lake, extraction,
 validation, preprocessing and the training of a first model run as processes. The figures are
 processor seconds, peak anonymous memory of the step and its children, and bytes left on disk
-(docs/kubernetes/scale.md). The rows are narrow, with two numbers and three categories. The column
-`user` has a key per 20 rows. A line through the two largest windows extrapolates to a billion rows.
+(docs/kubernetes/scale.md). Each row is narrow, with two numbers and three categories. The column
+`user` has one distinct key per 20 rows. A line through the two largest windows extrapolates to a
+billion rows.
 
 The cost of a key is measured separately: in counting and admitting, in encoding, and in the served
 graph's look-up table.
@@ -40,7 +41,7 @@ SIZES, QUICK_SIZES = (100_000, 1_000_000, 5_000_000, 20_000_000), (100_000, 400_
 FOLLOWED_TO = (10_000_000, 100_000_000, 1_000_000_000)
 KEYS, QUICK_KEYS = (1_000_000, 4_000_000), (100_000, 400_000)
 WIDE_ROWS = 2_000_000
-"""Numbers of rows with Criteo's columns."""
+"""Window sizes in rows for the measurement with Criteo's columns."""
 DAY_ROWS, FILE_ROWS, REQUEST_ROWS, USER_ROWS, NUM_ITEMS = 2_000_000, 250_000, 10, 20, 100_000
 FEATURES = Features(numeric=("price", "age"), categorical=("user", "item", "device"))
 STEPS = {
@@ -71,9 +72,9 @@ class FittedLine(NamedTuple):
     start: float
     slope: float
 
-    def at(self, place: float) -> float:
+    def at(self, x: float) -> float:
         """Return the value of the line at a point."""
-        return self.start + self.slope * place
+        return self.start + self.slope * x
 
 
 def line_through(points: Sequence[tuple[float, float]]) -> FittedLine:
@@ -94,12 +95,12 @@ def write_lake(lake: Path, *, rows: int, days: int) -> None:
     for begin in range(0, rows, FILE_ROWS):
         number = np.arange(begin, min(begin + FILE_ROWS, rows))
         n = len(number)
-        day, place = np.divmod(number, day_rows)
+        day, index = np.divmod(number, day_rows)
         start = int(_FIRST_DAY.timestamp() * 1e6)
         times = (
             start
             + day * 86_400_000_000
-            + place // REQUEST_ROWS * (86_000_000_000 * REQUEST_ROWS // day_rows)
+            + index // REQUEST_ROWS * (86_000_000_000 * REQUEST_ROWS // day_rows)
         )
         table = pa.table(
             {
@@ -163,11 +164,11 @@ def measure_steps(
     return found, ids
 
 
-# -- cost of a key
+# -- measure the cost of a key
 
 
 def count_keys(keys: int) -> None:
-    """Merge two processes' counts of one column's categories, and admit all categories."""
+    """Merge the category counts of two processes, and admit all categories."""
     from components.preprocessing.vocabularies import next_column, unseen_column
     from components.preprocessing.window_statistics import merged
     from evergreen.config.preprocessing import PreprocessingSettings
@@ -180,7 +181,7 @@ def count_keys(keys: int) -> None:
 
 
 def encode_keys(keys: int) -> None:
-    """Encode rows with a vocabulary, as each process does."""
+    """Encode rows with a vocabulary, as each process of a step does."""
     from evergreen.contracts.workflow import FeatureWorkflow
 
     one = Features(numeric=(), categorical=("user",))
@@ -211,7 +212,10 @@ USES = {each.__name__: each for each in (count_keys, encode_keys, build_graph)}
 
 
 def measure_keys(sizes: Sequence[int]) -> dict[str, float]:
-    """Return the peak anonymous memory per additional key in bytes, for each use of keys."""
+    """Return the peak anonymous memory per additional key of a vocabulary, by use of the keys.
+
+    The unit is bytes.
+    """
     found = {}
     for name in USES:
         peaks = [
@@ -231,9 +235,10 @@ def measure_keys(sizes: Sequence[int]) -> dict[str, float]:
 
 
 def print_needs(needs: dict[str, list[StepNeeds]]) -> dict[str, dict[str, FittedLine]]:
-    """Print the measurements, and extrapolations by lines through the two largest windows.
+    """Print the measurements and the extrapolations.
 
-    Small windows use fewer processes.
+    A straight line through the two largest windows gives an extrapolation. Small windows use fewer
+    processes, so they are left out of the line.
     """
     lines = {}
     for step, measured in needs.items():
@@ -253,7 +258,7 @@ def print_needs(needs: dict[str, list[StepNeeds]]) -> dict[str, dict[str, Fitted
 
 
 def figures(needs: Mapping[str, Sequence[StepNeeds]], keys: Mapping[str, float]) -> list[Figure]:
-    """Return a figure for each step and size, and for each use of a key."""
+    """Return a figure for each step and window size, and for each use of a vocabulary's keys."""
     found = []
     for step, measured in needs.items():
         for each in measured:

@@ -7,8 +7,9 @@ exchange data. The exchange has a cost per step and a cost per byte. The number 
 from TorchRec's plan. If a network namespace can be created, the bytes are also counted by the
 kernel.
 
-This model is extrapolated to GPUs with stated assumptions. No figure was measured on a GPU.
-Finally, TorchRec's planner shards a table of a billion rows without allocating it.
+The costs per step, per row and per byte are extrapolated to GPUs with stated assumptions. No figure
+was measured on a GPU. Finally, TorchRec's planner shards a table of a billion rows without
+allocating it.
 """
 
 import json
@@ -65,8 +66,8 @@ class Device:
 
 
 GPU = Device(seconds_per_step=1.5e-3, seconds_per_row=1 / 2_000_000)
-"""Assumed values that were not measured: the time of the kernel launches of one step, and a speed
-of two million rows per second for the small network."""
+"""Assumed values, which were not measured. One value is the time of the kernel launches of a step.
+The other value is a speed of two million rows per second for the small network."""
 NVLINK = Links(seconds_per_step=0.4e-3, bytes_per_second=150e9)
 """Assumed values for 8 GPUs of one machine: eight collectives of 50 us each, and half of the links'
 bandwidth of 300 GB/s."""
@@ -78,7 +79,8 @@ bandwidth of 200 Gbit/s per GPU."""
 def exchanged_bytes(workers: int, rows_per_worker: int) -> float:
     """Return the bytes that a worker sends per row.
 
-    A worker sends lookups, vectors with their gradients, and dense gradients.
+    A worker sends the ids to look up, the vectors and their gradients, and the gradients of dense
+    weights.
 
     >>> exchanged_bytes(1, 1024)
     0.0
@@ -91,7 +93,7 @@ def exchanged_bytes(workers: int, rows_per_worker: int) -> float:
 
 
 def rows_per_second(workers: int, rows_per_worker: int, *, device: Device, network: Links) -> float:
-    """Return the model's rows per second for a number of workers."""
+    """Return the rows per second that the cost model predicts for a number of workers."""
     exchange = network.seconds_per_step + rows_per_worker * exchanged_bytes(
         workers, rows_per_worker
     ) / (network.bytes_per_second)
@@ -249,17 +251,19 @@ def billion_row_plan(workers: int = 64) -> dict[str, Any]:
     plan = planner_of(topology, tables, batch_size=4096, sharding=ways).plan(tables, [Sharder()])
     print(f"\n{plan}")
     (shards,) = plan.plan.values()
-    held: dict[int, int] = {}
+    bytes_of_rank: dict[int, int] = {}
     for each in shards.values():
         for shard in each.sharding_spec.shards:
             rank = shard.placement.rank()
-            held[rank] = held.get(rank, 0) + 3 * 4 * int(np.prod(shard.shard_sizes))
+            bytes_of_rank[rank] = bytes_of_rank.get(rank, 0) + 3 * 4 * int(
+                np.prod(shard.shard_sizes)
+            )
     big = [
         (shard.placement.rank(), shard.shard_sizes) for shard in shards["0"].sharding_spec.shards
     ]
     return {
         "workers": workers,
-        "largest_bytes": max(held.values()),
+        "largest_bytes": max(bytes_of_rank.values()),
         "big_table": big,
         "way": shards["0"].sharding_type,
     }

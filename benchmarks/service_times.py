@@ -1,9 +1,9 @@
 """Measure the duration of a batch on a Triton instance, by number of rows.
 
 `evergreen simulate autoscaler` reads these service times. `python -m benchmarks.service_times
---server HOST:PORT --output FILE` sends one request at a time to a running Triton, so that requests
-neither wait nor share a batch. The server must have no other callers during this time. The time is
-the sum of input, inference and output in the server's own counters.
+--server HOST:PORT --output FILE` sends one request at a time to a running Triton. Requests
+therefore neither wait nor share a batch. The server must have no other callers during the
+measurement. The time is the sum of input, inference and output in the server's own counters.
 """
 
 import argparse
@@ -38,12 +38,14 @@ _PARTS = ("compute_input", "compute_infer", "compute_output")
 
 
 def measure(address: str, model: str, *, seconds: float) -> list[dict[str, Any]]:
-    """Return the number of requests and the quantiles of their seconds, for each number of rows.
+    """Measure a model, and return the number of requests and quantiles of seconds per request.
+
+    The result has one entry for each number of rows in a request.
 
     Args:
         address: host:port of a Triton's gRPC.
         model: Name of a model with the contract's tensors.
-        seconds: Duration of the measurement per number of rows.
+        seconds: Duration of the measurement for each number of rows in a request.
 
     Raises:
         TemporaryError: the model has other callers at the same time, or the server does not count
@@ -71,7 +73,7 @@ def _seconds_of_requests(
     At least one request is sent.
 
     Raises:
-        TemporaryError: the server never counted a request, or also counted requests of other
+        TemporaryError: the server did not count a request, or its count includes requests of other
             callers.
     """
     began, times = time.monotonic(), list[float]()
@@ -82,7 +84,9 @@ def _seconds_of_requests(
         # A server may count a request a moment after its response.
         while (worked := _worked(client, model))[0] < expected:
             if time.monotonic() > sent_at + COUNTED_SECONDS:
-                raise TemporaryError(f"model {model} did not count a request that it answered")
+                raise TemporaryError(
+                    f"the server responded, but did not count a request for model {model}"
+                )
         if worked[0] > expected:
             raise TemporaryError(
                 f"model {model} counted {worked[0]} requests, expected {expected}: other "
@@ -94,7 +98,7 @@ def _seconds_of_requests(
 
 
 def _settled(client: Any, model: str) -> tuple[int, float]:
-    """Wait until the last warm-up request is counted, and return the result of `_worked`."""
+    """Wait until the server has counted the last warm-up request, and return `_worked()`."""
     began, before = time.monotonic(), _worked(client, model)
     while time.monotonic() < began + COUNTED_SECONDS:
         time.sleep(0.05)

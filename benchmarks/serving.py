@@ -1,10 +1,11 @@
 """Compare the speed of serving with peers on the same machine.
 
 Run by `make benchmark-serving`. Deployment's command releases our model onto the bundled
-tritonserver. `reference` is an NVTabular workflow and the network, as an ensemble of two Python
-models in the same server binary. `web` is our graph under FastAPI and uvicorn, with requests in
-bytes. `floor` is a model that computes nothing, in our server. Before the measurement, all servers
-except the floor must give the same scores. Client, servers and peers share the machine.
+tritonserver. `reference` runs in the same server binary as an ensemble of two Python models: an
+NVTabular workflow, and the network. `web` is the graph of our model under FastAPI and uvicorn, with
+requests in bytes. `floor` is the echo model, which computes nothing, in our server. Before the
+measurement, the benchmark checks that all servers give the same scores, except `floor`. Client,
+servers and peers share the machine.
 
 Prints latencies, rows per second, the parts of a request's time, cold starts and releases under
 load, and writes all figures as JSON. A missed target is printed, and the exit code stays 0. If
@@ -53,10 +54,16 @@ _RELEASE_BATCH, _RELEASE_LOAD = 64, 0.25
 """Rows per request during releases, and the load as a share of the capacity."""
 
 
-REFERENCE_RATIO, FLOOR_RATIO = 50.0, 1.5
-IN_PROCESS_SHARE, COLD_START_SECONDS = 0.7, 1.0
+REFERENCE_RATIO = 50.0
+"""Minimum ratio of the p50 of `reference` to our p50."""
+FLOOR_RATIO = 1.5
+"""Maximum ratio of our latency to the latency of `floor`."""
+IN_PROCESS_SHARE = 0.7
+"""Minimum ratio of our rows per second to those of ONNX Runtime without a server."""
+COLD_START_SECONDS = 1.0
+"""Maximum seconds from the start of a server until it is ready."""
 RELEASE_RATIO = 2.0
-"""Targets of the benchmark."""
+"""Maximum ratio of the p99 during a release to the p99 before it."""
 
 
 def measure(scratch: Path, sizes: Sizes) -> dict[str, Any]:
@@ -74,12 +81,12 @@ def measure(scratch: Path, sizes: Sizes) -> dict[str, Any]:
             f"{results['table_rows']:,} table rows; largest difference from the expected scores: "
             f"{differences}"
         )
-        alone = Alone(ours.graph(1), models.asked, ours.options().instances)
-        results["closed"] = run_precisely(closed(servers, alone, models.asked, sizes=sizes))
+        alone = Alone(ours.graph(1), models.request_rows, ours.options().instances)
+        results["closed"] = run_precisely(closed(servers, alone, models.request_rows, sizes=sizes))
         _print_closed(results["closed"])
         rates = {batch: capacities(results["closed"], batch) for batch in _SMALL_BATCHES}
         results["half_load"] = run_precisely(
-            half_load(servers, alone, models.asked, sizes=sizes, capacities=rates)
+            half_load(servers, alone, models.request_rows, sizes=sizes, capacities=rates)
         )
         _print_half_load(results["half_load"])
         results["cold_starts"] = cold_starts(ours, models, sizes)
@@ -93,7 +100,7 @@ def measure(scratch: Path, sizes: Sizes) -> dict[str, Any]:
             run = release_under_load(
                 ours,
                 servers[OURS],
-                models.asked,
+                models.request_rows,
                 quiet_seconds=sizes.quiet_seconds,
                 rate=rate,
                 batch=_RELEASE_BATCH,

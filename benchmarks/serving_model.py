@@ -1,9 +1,9 @@
 """Create the served workflow, models and requests of the serving benchmark.
 
-The workflow is fitted on rows of the demo's simulator, so the reference and our graph must give
-equal scores. The models have the demo's shape and random weights, because speed does not depend on
-training. The expected scores come from NumPy, with `FeatureWorkflow` and the network as in the
-papers.
+The workflow is fitted on rows of the demo's simulator. All servers must give equal scores, because
+they use this workflow. The models have the demo's shape and random weights, because speed does not
+depend on training. The expected scores come from NumPy, with `FeatureWorkflow` and the network as
+in the papers.
 """
 
 from dataclasses import replace
@@ -37,7 +37,7 @@ CONFIG = DcnConfig(
 )
 SIMULATOR_SEED = 7
 NUM_FITTED, NUM_HELD_OUT = 90_000, 2_000
-NUM_ASKED = 8_192
+NUM_REQUEST_ROWS = 8_192
 
 
 def drawn_features(simulator: Simulator, num_rows: int, seed: int) -> FeatureRows:
@@ -50,7 +50,7 @@ def drawn_features(simulator: Simulator, num_rows: int, seed: int) -> FeatureRow
 
 
 class Models:
-    """One fitted workflow, and any number of models with it.
+    """Models that share one fitted workflow.
 
     Args:
         folder: Folder for all files of the benchmark. The model registry is in its `store`.
@@ -66,7 +66,7 @@ class Models:
         run_to_end([*fit, str(folder / "fitted"), str(NUM_FITTED), str(folder)])
         self.workflow = FeatureWorkflow.load(folder / "features")
         self.nvtabular = folder / "nvtabular"
-        self.asked = drawn_features(simulator, NUM_ASKED, seed=2)
+        self.request_rows = drawn_features(simulator, NUM_REQUEST_ROWS, seed=2)
         held_out = simulator.draw(NUM_HELD_OUT, np.random.default_rng(3))
         self._held_out = FeatureRows(dense=held_out.dense, categorical=held_out.categorical)
         _write_raw(held_out, folder / "held out")
@@ -125,7 +125,7 @@ class Models:
 
 
 def _write_raw(rows: SimulatedRows, folder: Path) -> None:
-    """Write rows as one file in the raw schema, each as its own request."""
+    """Write rows as one file in the raw schema, with one row per request."""
     num_rows = len(rows.label)
     numbers, zeros = [str(i) for i in range(num_rows)], np.zeros(num_rows)
     folder.mkdir(parents=True)

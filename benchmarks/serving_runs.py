@@ -1,10 +1,10 @@
 """Run the measurements of serving: parity, closed loops, open loops, cold starts, releases.
 
 All servers run all the time, and only one server gets requests at a time. The servers take turns
-within each round. ONNX Runtime runs in this process without a server. These measurements alternate
-with the servers' measurements. A percentile is computed within a round. The figure has the median,
-minimum and maximum over all rounds. A ratio divides figures of the same round, so that a slow
-moment of the machine affects both.
+within each round. ONNX Runtime runs in this process without a server. Measurements of ONNX Runtime
+alternate with measurements of the servers. A percentile is computed within a round. The figure has
+the median, minimum and maximum over all rounds. A ratio divides two figures of the same round, so
+that a slow moment of the machine affects both figures.
 """
 
 import asyncio
@@ -21,13 +21,13 @@ import numpy as np
 from numpy.typing import NDArray
 from tritonclient.grpc import InferenceServerClient
 
-from benchmarks.load import Answers, Latencies, closed_loop, open_loop, window_figures
+from benchmarks.load import Latencies, Responses, closed_loop, open_loop, window_figures
 from benchmarks.measured_servers import FLOOR, OURS, MeasuredServer, Released, reload_model
 from benchmarks.serving_model import Models
 from benchmarks.spread import Spread, spread
 from benchmarks.triton_counters import PARTS, counters, increase
 from demo.environments import REPOSITORY
-from demo.runner import yielding
+from demo.runner import at_low_priority
 from demo.triton import TritonServer
 from evergreen.contracts.criteo import CRITEO_RECOMMENDER
 from evergreen.contracts.manifests import Release
@@ -39,8 +39,8 @@ from inference_client.rows import FeatureRows
 
 IN_PROCESS, WOKEN = "onnxruntime", "onnxruntime, woken"
 WOKEN_AFTER = 0.0005
-"""Seconds of rest before each batch of `WOKEN`. The core of a waiting server also rests before a
-batch."""
+"""Pause in seconds before each batch of the measurement `WOKEN`. A processor core that was idle is
+slower at first, as in a server that waits for requests."""
 PARITY = 1e-5
 
 
@@ -82,19 +82,21 @@ class Disagreement(Refused):
 
 
 async def check_parity(servers: dict[str, MeasuredServer], models: Models) -> dict[str, float]:
-    """Return each server's largest difference from the expected scores, except the floor's.
+    """Return the largest difference from the expected scores for each server with the model.
+
+    The echo model computes no scores, so it is left out.
 
     Raises:
         Disagreement: a server's difference is above `PARITY`.
     """
-    expected = models.expected(models.asked, seed=0)
+    expected = models.expected(models.request_rows, seed=0)
     found = {}
     for name, server in servers.items():
         if name == FLOOR:
             continue
         worst = 0.0
         for batch in BATCHES:
-            caller = server.connect(models.asked, batch)
+            caller = server.connect(models.request_rows, batch)
             scores = np.concatenate(
                 [await caller(i) for i in range(max(1, min(64, 1024 // batch)))]
             )
@@ -115,23 +117,23 @@ class Alone:
         self.instances = instances
         self._session, self._rows = open_graph(graph), rows
 
-    def run(self, batch: int, seconds: float, *, threads: int = 1, pause: float = 0.0) -> Answers:
-        """Run batches for `seconds` in each thread, with a pause of `pause` seconds before each."""
+    def run(self, batch: int, seconds: float, *, threads: int = 1, pause: float = 0.0) -> Responses:
+        """Run batches in each thread for `seconds`, with a pause before each batch."""
         began = time.monotonic()
         with ThreadPoolExecutor(threads) as pool:
             runs = list(
                 pool.map(lambda _: self._run_on(batch, began + seconds, pause), range(threads))
             )
         due, latencies = (np.concatenate(parts) for parts in zip(*runs))
-        return Answers(due, latencies, time.monotonic() - began, {}, {})
+        return Responses(due, latencies, time.monotonic() - began, {}, {})
 
     def _run_on(
         self, batch: int, end: float, pause: float
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        asked, latencies = [], []
+        sent, latencies = [], []
         last = len(self._rows.dense) - batch
         while time.monotonic() < end:
-            at = slice(start := (len(asked) * batch) % (last + 1), start + batch)
+            at = slice(start := (len(sent) * batch) % (last + 1), start + batch)
             rows = {
                 DENSE_INPUT: self._rows.dense[at],
                 CATEGORICAL_INPUT: self._rows.categorical[at],
@@ -139,9 +141,9 @@ class Alone:
             time.sleep(pause)
             now = time.monotonic()
             self._session.run([PROBABILITY_OUTPUT.name], rows)
-            asked.append(now)
+            sent.append(now)
             latencies.append(time.monotonic() - now)
-        return np.array(asked), np.array(latencies)
+        return np.array(sent), np.array(latencies)
 
 
 async def closed(
@@ -150,8 +152,8 @@ async def closed(
     """Return the summaries of all rounds per batch size, concurrency and server.
 
     ONNX Runtime alone has as many threads as the server can use: one per caller, but at most one
-    per instance. For one caller, there is a second measurement with a rest before each batch
-    (`WOKEN`), because a core is slower after a rest.
+    per instance. For one caller, there is a second measurement with a pause before each batch
+    (`WOKEN`), because a core is slower after a pause.
     """
     results: dict[str, Any] = {}
     for _ in range(sizes.rounds):
@@ -167,10 +169,10 @@ async def closed(
                 for name, server in servers.items():
                     caller = server.connect(rows, batch)
                     await caller(0)
-                    answers = await closed_loop(caller, concurrency, sizes.seconds)
+                    responses = await closed_loop(caller, concurrency, sizes.seconds)
                     await caller.close()
                     runs = of_batch.setdefault(str(concurrency), {}).setdefault(name, [])
-                    runs.append(summary(answers, batch))
+                    runs.append(summary(responses, batch))
     return results
 
 
@@ -201,10 +203,10 @@ async def half_load(
                 caller = server.connect(rows, batch)
                 await caller(0)
                 before = _counters(server)
-                answers = await open_loop(caller, rate, sizes.open_seconds, seed=turn)
+                responses = await open_loop(caller, rate, sizes.open_seconds, seed=turn)
                 after = _counters(server)
                 await caller.close()
-                run = summary(answers, batch)
+                run = summary(responses, batch)
                 if before and after and run["mean_ms"] is not None:
                     run["split_ms"] = server_split(before, after, run["mean_ms"])
                 of_batch.setdefault(name, []).append(run)
@@ -243,8 +245,9 @@ async def release_under_load(
 ) -> dict[str, Any]:
     """Release a model during an open loop, and later load the echo model again on the same server.
 
-    The echo model computes nothing, but Triton starts as many processes for it as for a version. No
-    release on this machine can therefore have lower latencies than a load of the echo model.
+    The echo model computes nothing, but Triton starts as many processes for it as for a version.
+    Latencies during a load of the echo model are therefore a lower bound for a release on this
+    machine.
 
     Returns the figures of the release, and the ratio for the echo model as `echo_ratio`.
     """
@@ -256,9 +259,9 @@ async def release_under_load(
     try:
         await asyncio.sleep(quiet_seconds)
         began = time.monotonic()
-        # The local pipeline starts its steps in the same way.
+        # Start the steps as the local pipeline starts them.
         process = await asyncio.create_subprocess_exec(
-            *yielding(command),
+            *at_low_priority(command),
             cwd=REPOSITORY,
             stderr=asyncio.subprocess.PIPE,
             start_new_session=True,
@@ -271,7 +274,7 @@ async def release_under_load(
         await asyncio.sleep(1.0)
     finally:
         done.set()
-        answers = await load
+        responses = await load
         await caller.close()
     if process.returncode:
         raise RuntimeError(f"release ended with {process.returncode}: {complaint.decode()[-2000:]}")
@@ -281,13 +284,13 @@ async def release_under_load(
     # connection.
     quiet = quiet_seconds - 1.0
     echo = window_figures(
-        answers, window=(echo_began, echo_ended), quiet=(echo_began - quiet, echo_began)
+        responses, window=(echo_began, echo_ended), quiet=(echo_began - quiet, echo_began)
     )
     return {
         "version": released.version,
-        **window_figures(answers, window=window, quiet=(began - quiet, began)),
+        **window_figures(responses, window=window, quiet=(began - quiet, began)),
         "echo_ratio": echo["ratio"],
-        **summary(answers, batch),
+        **summary(responses, batch),
     }
 
 
@@ -304,21 +307,21 @@ def _window(ours: Released, version: int) -> tuple[float, float]:
     return announced, live
 
 
-def summary(answers: Answers, batch: int) -> dict[str, Any]:
+def summary(responses: Responses, batch: int) -> dict[str, Any]:
     """Return the summary of one run.
 
     The summary has two percentiles and the mean in milliseconds, rows per second and failed
     requests.
     """
-    latencies = Latencies.of(answers.latencies)
+    latencies = Latencies.of(responses.latencies)
     return {
         "p50_ms": latencies.p50,
         "p99_ms": latencies.p99,
         "mean_ms": latencies.mean,
-        "rows_per_second": batch * len(answers.due) / answers.seconds,
-        "num_answered": len(answers.due),
-        "num_failed": sum(answers.failed.values()),
-        "errors": list(answers.first_errors.values()),
+        "rows_per_second": batch * len(responses.due) / responses.seconds,
+        "num_answered": len(responses.due),
+        "num_failed": sum(responses.failed.values()),
+        "errors": list(responses.first_errors.values()),
     }
 
 
@@ -335,7 +338,8 @@ def ratios(ours: Sequence[dict[str, Any]], others: Sequence[dict[str, Any]], fig
 def least_ms(rounds: dict[str, list[dict[str, Any]]]) -> list[float]:
     """Return a lower bound of the p50 of every server that runs the graph, per round.
 
-    The bound adds the p50 of the floor and the p50 of ONNX Runtime after a rest of the core.
+    The bound is the p50 of the echo model, plus the p50 of ONNX Runtime with a pause before each
+    batch (`WOKEN`).
     """
     return [floor["p50_ms"] + woken["p50_ms"] for floor, woken in zip(rounds[FLOOR], rounds[WOKEN])]
 
@@ -345,7 +349,10 @@ def beyond_compute(
     compute: Sequence[dict[str, Any]],
     floor: Sequence[dict[str, Any]],
 ) -> Spread:
-    """Return (our p99 - the model's p99) / the floor's p99, per round."""
+    """Return the p99 that serving adds to the computation of the model, per round.
+
+    The unit is the p99 of the echo model: (p99 of `ours` - p99 of `compute`) / p99 of `floor`.
+    """
     return spread(
         [(a["p99_ms"] - b["p99_ms"]) / c["p99_ms"] for a, b, c in zip(ours, compute, floor)]
     )
@@ -356,8 +363,8 @@ def server_split(
 ) -> dict[str, float] | None:
     """Return the parts of a request's mean time in milliseconds, from two reads of the counters.
 
-    `mean_ms` is the mean at the client. The part `client and network` is `mean_ms` minus the parts
-    of the server. Returns None without requests between the reads.
+    `mean_ms` is the mean time that the client measured. The part `client and network` is `mean_ms`
+    minus the parts of the server. Returns None without requests between the reads.
     """
     moved = increase(before, after)
     if not moved["requests"]:

@@ -24,7 +24,7 @@ def effects_of(
     for i, table in enumerate(tables.dense):
         found = np.minimum(
             np.searchsorted(table.values, dense[:, i]), len(table.values) - 1
-        )  # quantiles ascend
+        )  # `table.values` ascends
         effects += np.where(np.isnan(dense[:, i]), table.missing_effect, table.effects[found])
     buckets = []
     for i, column in enumerate(tables.categories):

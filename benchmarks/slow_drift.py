@@ -4,8 +4,8 @@
 `SimulatorSnapshot`, which draws rows with their true click probability. These properties change:
 
 - Planted weights of some columns: a fixed part plus a part that follows a stationary
-  Ornstein-Uhlenbeck process with a given half-life. The autocorrelation of this part after a hours
-  is 2^(-a / half-life).
+  Ornstein-Uhlenbeck process with a given half-life. At a lag of t hours, the autocorrelation of the
+  second part is 2^(-t / half-life).
 - Popularity of their categories: the logarithm of the frequency follows another Ornstein-Uhlenbeck
   process.
 - Categories: new categories appear at a constant rate, are most popular when they are new, and
@@ -39,8 +39,8 @@ from evergreen.contracts.criteo import CATEGORICAL
 
 _CALIBRATION_ROWS = 20_000
 _LIVES = 8
-"""Number of half-lives after which a new category is removed, at 1 / 256 of its first
-popularity."""
+"""A new category is removed after this number of half-lives. Its popularity is then 1 / 256 of the
+initial popularity."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,32 +54,31 @@ class SlowDrift:
     half_life_hours: float = 12.0
     """Hours after which the autocorrelation of weights and popularities is one half."""
     moving_share: float = 0.07
-    """Share of the planted variance of these columns that changes, in [0, 1]. The rest of the
-    variance is constant. With the other defaults, the true probabilities of one moment lose one
-    point of AUC (0.01) within a day, and 1.2 points within two days."""
+    """Share of the planted weights' variance that follows the drift, in [0, 1]. The other part of
+    the variance is constant. With the other defaults, a perfect model without retraining loses one
+    point of AUC (0.01) within a day. Within two days, it loses 1.2 points."""
     popularity_spread: float = 0.3
     """Standard deviation over time of the logarithm of a category's frequency. 0 means constant
     frequencies."""
     new_category_columns: tuple[str, ...] = DRIFT_COLUMNS[:2]
-    """Columns with new categories. Columns with new categories must not be part of an
-    interaction."""
+    """Columns in which new categories appear. These columns must not be part of an interaction."""
     new_categories_per_hour: float = 1.0
     """Number of new categories per hour in each column of `new_category_columns`."""
     new_category_share: float = 0.05
     """Share of rows that have a new category in these columns. The popularity of new categories
     decreases with their age."""
     new_category_half_life_hours: float = 12.0
-    """Hours in which a new category loses half of its popularity."""
+    """Half-life of the popularity of a new category, in hours."""
     step_minutes: float = 15.0
     """Length of a step, within which all properties are constant."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SimulatorSnapshot:
-    """The simulator at one hour."""
+    """State of the simulator at one hour."""
 
     hours: float
-    """Start of the requested step in hours."""
+    """Start of the step in hours."""
     tables: Tables
     strength: float
     bias: float
@@ -95,15 +94,15 @@ class SimulatorSnapshot:
     ) -> NDArray[np.float64]:
         """Return the click probabilities [n] of the rows, as if they were drawn at this time.
 
-        No model of this time can score better than these probabilities. If the AUC of these
-        probabilities falls on later rows, drift is the only cause.
+        No model of this time can score better than these probabilities. On later rows, their AUC
+        can be lower, and drift is then the only cause.
         """
         return sigmoid(self.strength * effects_of(self.tables, dense, categorical) + self.bias)
 
 
 @dataclass(frozen=True, kw_only=True)
 class DriftingSimulator:
-    """A simulator and its drift."""
+    """Simulator of slow drift."""
 
     simulator: Simulator
     """Simulator with the fixed part of the weights and the mean of the frequencies."""
@@ -142,7 +141,8 @@ class DriftingSimulator:
     def _calibration(self) -> Generator:
         """Return a generator that yields the same random numbers for every hour.
 
-        With equal random numbers, bias and strength do not vary with the sample.
+        Bias and strength are computed from a random sample. With equal random numbers, they change
+        only with the drift.
         """
         return np.random.default_rng([self.simulator.seed, 5])
 
@@ -186,13 +186,13 @@ class DriftingSimulator:
         )
 
     def _with_arrivals(self, table: CategoryTable, number: int, step: int) -> CategoryTable:
-        """Return the column with its new categories, which have a constant share of the rows."""
+        """Add new categories to the column. They have a constant share of the rows."""
         drift, hours = self.drift, step * self.drift.step_minutes / 60.0
         if drift.new_category_share == 0.0 or drift.new_categories_per_hour == 0.0:
             return table
         life, rate = drift.new_category_half_life_hours, drift.new_categories_per_hour
-        # Category number k appears in the k-th interval of 1 / rate hours. The first categories
-        # appear long before hour 0.
+        # Category number k appears in the k-th interval of 1 / rate hours. Category 0 appears
+        # `_LIVES` half-lives before the simulation starts.
         numbers = range(math.floor(hours * rate), math.floor((hours + _LIVES * life) * rate) + 1)
         drawn = [np.random.default_rng([drift.seed, 13, number, k]) for k in numbers]
         ages = np.array(
@@ -225,11 +225,12 @@ def ornstein_uhlenbeck(
     """Return `count` independent stationary processes [count] at `step`, counted from 0.
 
     The processes have mean 0 and variance 1. x_0 is standard normal, and x_k = decay x_(k-1) +
-    sqrt(1 - decay^2) e_k with standard normal e_k. Such a process is an Ornstein-Uhlenbeck process
-    at equal steps. The autocorrelation of the process at lag k is decay^k.
+    sqrt(1 - decay^2) e_k with standard normal e_k. At equal steps, an Ornstein-Uhlenbeck process
+    has this form. The autocorrelation of the process at lag k is decay^k.
     """
     random = np.random.default_rng(seed)
-    # Draw in the order of steps, so that a later step starts with the same numbers.
+    # Draw random numbers for all steps, in the order of the steps. Two steps then share the numbers
+    # up to the earlier step, so they are on the same path.
     first, shocks = random.normal(size=count), random.normal(size=(step, count))
     decays = decay ** np.arange(step - 1, -1, -1.0)
     path: NDArray[np.float64] = decay**step * first + math.sqrt(1.0 - decay**2) * (decays @ shocks)
@@ -239,7 +240,7 @@ def ornstein_uhlenbeck(
 def _orthogonal_to(
     path: NDArray[np.float64], fixed: NDArray[np.float64], shares: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Remove from `path` its parts along the columns' mean and along `fixed`.
+    """Make the weights in `path` uncorrelated with the weights in `fixed`, with mean 0 over rows.
 
     The result is scaled so that its expected variance over rows is 1. `fixed` has mean 0 and
     variance 1 over rows, so the variances of the fixed and the moving part add up. The map is

@@ -40,7 +40,7 @@ _HELD_OUT_ROWS = 100_000
 _CLICK_RATE = 0.25
 _MOST_DIFFERENCE = 2.5e-6
 """Maximum difference between two probabilities of networks with the same weights. At the steepest
-point of the sigmoid, this is a difference of 1e-5 between logits."""
+point of the sigmoid, the maximum corresponds to a difference of 1e-5 between logits."""
 
 
 class NetworksDiffer(Exception):
@@ -52,7 +52,7 @@ class NetworksDiffer(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A network and the table that it looks up."""
+    """Network of a measurement, and size of its embedding table."""
 
     name: str
     config: NetworkConfig

@@ -15,7 +15,7 @@ class Spread(NamedTuple):
     def shown(self, spec: str | None = None) -> str:
         """Return the median, with minimum and maximum if rounds differ.
 
-        The default is the format of `short`.
+        By default, numbers are formatted by `short`.
 
         >>> Spread(1200.0, 1000.0, 1500.0).shown(), Spread(0.5, 0.5, 0.5).shown(".2f")
         ('1,200 (1,000 to 1,500)', '0.50')
@@ -59,7 +59,7 @@ def named(value: Any) -> Any:
 
 
 INTERVAL = "[95 %]"
-"""Suffix that marks the unit of a share. The minimum and maximum of a share's figure are its 95 %
+"""Suffix that marks the unit of a share. For a share, minimum and maximum are the ends of its 95 %
 interval."""
 
 

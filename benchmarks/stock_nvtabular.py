@@ -3,9 +3,9 @@
 The script follows NVTabular's documentation.
 
 The script uses the default reader, operators, scheduler and files. The script calls fit once, and
-calls transform and to_parquet once per part. Only the output types are set, because HugeCTR would
-misread others. `python -m benchmarks.stock_nvtabular RAW OUT` fits on `RAW/train`, and writes the
-encoded rows of `RAW/train` and `RAW/holdout` below `OUT`.
+calls transform and to_parquet once per part. Only the output types are set explicitly, because
+HugeCTR misreads the default types. `python -m benchmarks.stock_nvtabular RAW OUT` fits on
+`RAW/train`, and writes the encoded rows of `RAW/train` and `RAW/holdout` below `OUT`.
 """
 
 import sys

@@ -1,10 +1,13 @@
 """Measure the savings and the costs of served tables in float16 and int8.
 
-Run by `make benchmark-tables` after `make demo`. Quality: each model of the demo is exported in
-each number type. The graph of each model scores the raw held-out rows of its run, as a server
-would. The figures are AUC and log loss. The difference of the AUC from float32 has an interval over
-requests. Speed: a table of 10 million vectors of width 16 in each number type, with uniformly
-random requests, so that nearly every vector misses the processor's caches. ONNX Runtime in this
+Run by `make benchmark-tables` after `make demo`.
+
+Quality: each model of the demo is exported in each number type. The graph of each model scores the
+raw held-out rows of its run, as a server would. The figures are AUC and log loss. For float16 and
+int8, the change of the AUC against float32 has a confidence interval, computed by request.
+
+Speed: a table of 10 million vectors of width 16 is served in each number type. Requests are
+uniformly random, so that nearly every vector misses the processor's caches. ONNX Runtime in this
 process and the laptop's Triton serve the tables alternately. Prints all figures, and writes them as
 JSON.
 """
@@ -44,8 +47,8 @@ from inference_client.rows import FeatureRows
 
 _ROWS, _QUICK_ROWS, _WIDTH = 10_000_000, 1_000_000, 16
 _ROUNDS, _SECONDS = 7, 0.5
-"""Number of rounds, and seconds for each number type and batch size."""
-_ASKED = 65_536
+"""Number of rounds, and seconds per round for each number type and batch size."""
+_NUM_REQUEST_ROWS = 65_536
 SERVED_MODEL = REPOSITORY / "evergreen/serving/served_model.py"
 IN_PROCESS, TRITON = "onnxruntime", "triton"
 
@@ -99,8 +102,8 @@ def quality(demo: Path, scratch: Path) -> Iterator[dict[str, Any]]:
 def write_large(demo: Path, repository: Path, num_rows: int) -> FeatureRows:
     """Write models with a table of `num_rows` random vectors in each number type.
 
-    The models are written to `repository`, from which a server loads them. Returns rows with which
-    requests can be made.
+    The models are written to `repository`, from which a server loads them. Returns rows for
+    requests to these models.
     """
     random, size = np.random.default_rng(7), num_rows // len(CRITEO.categorical)
     workflow = FeatureWorkflow(
@@ -121,9 +124,10 @@ def write_large(demo: Path, repository: Path, num_rows: int) -> FeatureRows:
         write_whole(folder / CODE_FILE, SERVED_MODEL.read_bytes())
         config = triton_config(numbers, ServingOptions(), [1], features=CRITEO)
         write_whole(repository / numbers / CONFIG_FILE, config)
-    dense = random.exponential(3.0, (_ASKED, len(CRITEO.numeric))).astype(np.float32)
+    dense = random.exponential(3.0, (_NUM_REQUEST_ROWS, len(CRITEO.numeric))).astype(np.float32)
     return FeatureRows(
-        dense=dense, categorical=random.integers(0, size, (_ASKED, len(CRITEO.categorical)))
+        dense=dense,
+        categorical=random.integers(0, size, (_NUM_REQUEST_ROWS, len(CRITEO.categorical))),
     )
 
 
@@ -145,21 +149,23 @@ def speed(repository: Path, rows: FeatureRows, log: Path) -> dict[str, Any]:
             for batch in BATCHES:
                 of_batch = runs.setdefault(str(batch), {IN_PROCESS: {}, TRITON: {}})
                 for numbers in TABLE_TYPES:
-                    answers = alone[numbers].run(batch, _SECONDS)
-                    of_batch[IN_PROCESS].setdefault(numbers, []).append(summary(answers, batch))
-                    answers = run_precisely(
-                        _ask(MeasuredServer(TRITON, server.grpc_url, numbers), rows, batch)
+                    responses = alone[numbers].run(batch, _SECONDS)
+                    of_batch[IN_PROCESS].setdefault(numbers, []).append(summary(responses, batch))
+                    responses = run_precisely(
+                        _closed_loop_on(
+                            MeasuredServer(TRITON, server.grpc_url, numbers), rows, batch
+                        )
                     )
-                    of_batch[TRITON].setdefault(numbers, []).append(summary(answers, batch))
+                    of_batch[TRITON].setdefault(numbers, []).append(summary(responses, batch))
     return {"sizes": sizes, "runs": runs}
 
 
-async def _ask(server: MeasuredServer, rows: FeatureRows, batch: int) -> Any:
+async def _closed_loop_on(server: MeasuredServer, rows: FeatureRows, batch: int) -> Any:
     caller = server.connect(rows, batch)
     await caller(0)
-    answers = await closed_loop(caller, 1, _SECONDS)
+    responses = await closed_loop(caller, 1, _SECONDS)
     await caller.close()
-    return answers
+    return responses
 
 
 def _print_speed(runs: dict[str, Any]) -> None:

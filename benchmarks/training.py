@@ -1,9 +1,10 @@
 """Compare the speed of training with peers on the same machine.
 
 Run by `make benchmark-training`. Prints rows per second, AUC and ratios for networks on two tables,
-and writes all figures as JSON. A missed target is printed, and the exit code stays 0. A peer that
-computes another network is an error. A peer that is not installed, or lacks a network, is reported
-as left out. `speed` defines the measurement, and `peers` defines the peers.
+and writes all figures as JSON. A missed target is printed, and the exit code stays 0. If a peer
+computes another network than ours, the benchmark fails. If a peer is not installed or does not have
+a network, it is reported as left out. `speed` defines the measurement, and `peers` defines the
+peers.
 """
 
 import sys
@@ -80,8 +81,8 @@ def print_case(result: dict[str, Any]) -> None:
             f"  {name:<20} {rate:>32} {ratio:>30} {figures['auc']:>8.4f} "
             f"{figures['auc_difference']:>+11.4f}"
         )
-    for said in skipped_of(result):
-        print(f"  left out: {said}")
+    for reason in skipped_of(result):
+        print(f"  left out: {reason}")
 
 
 def skipped_of(result: dict[str, Any]) -> list[str]:
@@ -92,8 +93,9 @@ def skipped_of(result: dict[str, Any]) -> list[str]:
 def figures_of(result: dict[str, Any], *, ratio_target: float) -> list[Figure]:
     """Return the figures of one case.
 
-    The figures are our ratio to the fastest peer with Adam, rows per second, and the AUC. A higher
-    speed must not lower the AUC. Peers with another optimizer are compared without a target.
+    There are three kinds of figures: our ratio to the fastest peer that trains with Adam, the rows
+    per second, and the AUC. A higher speed must not lower the AUC. Peers with another optimizer are
+    compared without a target.
     """
     rows = []
     for name in result["ours"]:
@@ -152,9 +154,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def values_read(results: dict[str, Any], table: str) -> Figure:
     """Return the reading rate of rows with lists, relative to rows with only Criteo's columns.
 
-    The rate is in values per second.
-
-    Each element of a list counts as one value.
+    The rate is in values per second. Each element of a list counts as one value.
     """
     ours = "evergreen float32"
     rates = [

@@ -7,12 +7,12 @@ PARTS = ("queue", "compute_input", "compute_infer", "compute_output")
 
 
 def counters(client: Any, model: str) -> dict[str, int]:
-    """Return the requests and cache hits since the model was loaded, and each part's nanoseconds.
+    """Return requests, cache hits, and nanoseconds per part since the model was loaded.
 
     Only successful requests are counted.
 
     Args:
-        client: A tritonclient of the server's gRPC.
+        client: A tritonclient that is connected to the server by gRPC.
         model: Name of the model on the server.
     """
     versions = client.get_inference_statistics(model, as_json=True)["model_stats"]

@@ -1,11 +1,11 @@
 """Compare the power and false alarms of validation and TFDV, for `make benchmark-validation`.
 
 One part draws pairs of windows from a stationary simulator, and counts the pairs with an alarm. The
-target is a share of at most `false_discovery_rate`. The other part plants a shift in the second
-window, and counts the windows whose shifted feature is named. The target is 95 %. Both methods read
-the same files. The methods are the validation step as in a run, and TFDV's drift comparator with
-the thresholds of its guide and of BigQuery. `benchmarks.validation_study` defines windows and
-shifts.
+target is that at most the share `false_discovery_rate` of these pairs has an alarm. The other part
+plants a shift in the second window of each pair, and counts how often a method names the shifted
+features. The target is 95 %. Both methods read the same files. The methods are the validation step
+as in a run, and TFDV's drift comparator with the thresholds of its guide and of BigQuery.
+`benchmarks.validation_study` defines windows and shifts.
 
 Prints tables, and writes all figures as JSON.
 """
@@ -25,18 +25,18 @@ from evergreen.config.validation import ValidationSettings
 
 SIMULATOR_SEED = 7
 FOUND_TARGET = 0.95
-"""Target for the share of shifted windows in which every shifted feature is named."""
+"""Target for the share of shifted windows in which a method names every shifted feature."""
 FALSE_ALARM_RATE = ValidationSettings.false_discovery_rate
 
 
 @dataclass
 class SettingCount:
-    """Alarms of one setting on the windows of one case."""
+    """Alarm count of one method setting over the windows of one study case."""
 
     is_stationary: bool
     hits: int = 0
-    """Number of pairs with an alarm if the case is stationary. Number of windows in which every
-    shifted feature is named if the case has a shift."""
+    """Number of hits. In a stationary case, a hit is a window with an alarm. In a case with a
+    shift, a hit is a window in which the method names every shifted feature."""
     windows: int = 0
 
     def add(self, case: StudyCase, alarms: Sequence[str]) -> None:
@@ -96,8 +96,8 @@ def run_study(*, is_quick: bool) -> Counts:
     simulator, counts = Simulator.create(SIMULATOR_SEED), Counts()
     for number, series in enumerate(make_plan(pairs=pairs, windows=windows, quick=is_quick)):
         of_series = Counts()
-        for case, answers in show(series, number, simulator, methods=METHODS):
-            for setting, alarms in answers.items():
+        for case, alarms_of in show(series, number, simulator, methods=METHODS):
+            for setting, alarms in alarms_of.items():
                 of_case = of_series.setdefault(case.name, {})
                 count = of_case.setdefault(setting, SettingCount(is_stationary=case.shift is None))
                 count.add(case, alarms)

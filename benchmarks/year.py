@@ -1,13 +1,14 @@
 """Measure what a year of hourly runs leaves in an installation, and the cost of reading it.
 
 Run by `make benchmark-year`. The runs are not executed. Each run is a copy of the demo's last run
-(after `make demo`) with its own names and times, and with the journal lines of the deployment.
-Every fifth night, `evergreen admin collect` removes old files. Large files are hard links. Their
-sizes count in full. At the end of a day, a month and a year, the real readers of the registry are
-timed in CPU seconds of this process. The cost of a run itself is measured by `benchmarks.round`.
+(after `make demo`) with new names and times. The journal lines of the deployment are copied too.
+Every fifth night, `evergreen admin collect` removes old files. Large files are hard links, but each
+link counts with the full file size. At the end of a day, a month and a year, the real readers of
+the registry are timed in CPU seconds of this process. The cost of a run itself is measured by
+`benchmarks.round`.
 
-Then equally many runs update the vocabulary of one column under the shipped rules, with and without
-a time to live.
+In a second part, the same number of runs updates the vocabulary of one column. The runs use the
+shipped rules, with and without a time to live.
 """
 
 import json
@@ -47,12 +48,11 @@ TIMES = ("time", "created_at", "published_at", "ended_at", "started_at")
 """Fields that contain the time of an action. `evergreen admin collect` reads these fields to decide
 what it removes."""
 NEW_ITEMS, ROWS, SHELF_DAYS = 20, 2_000, 14
-"""Properties of the column: new items per hour, rows per hour, and days for which an item is
-shown."""
+"""New items per hour, rows per hour, and number of days for which an item is shown."""
 
 
 class Year:
-    """Copy of the demo's folder, to which hourly runs are added."""
+    """Copy of the demo's folder. The benchmark adds hourly runs to the copy."""
 
     def __init__(self, source: Path, store: Path) -> None:
         """Copy the registry. The last release of the registry is the template of every further run.
@@ -62,7 +62,7 @@ class Year:
         """
         shutil.copytree(source, store)
         self.store = store
-        self._source = source  # `collect` never removes these files
+        self._source = source  # `evergreen admin collect` never removes these files
         self._last = promotion_journal.read_journal(store)[-1]
         outcomes = [
             path
@@ -120,7 +120,7 @@ class Year:
 
 
 def cpu_seconds(work: Callable[[], Any]) -> float:
-    """Return the CPU seconds of this process during `work`, whose output is dropped."""
+    """Call `work`, drop its output, and return the CPU seconds of the call."""
     begun = time.process_time()
     with redirect_stdout(StringIO()), redirect_stderr(StringIO()):
         work()
@@ -154,15 +154,16 @@ def measured(year: Year, folder: Path, now: datetime) -> dict[str, float]:
     }
 
 
-def vocabulary_ids(rounds: int, ttl_days: float) -> dict[str, int]:
-    """Return the number of ids of a column after `rounds` hourly runs.
+def vocabulary_ids(num_runs: int, ttl_days: float) -> dict[str, int]:
+    """Return the number of ids of a column after `num_runs` hourly runs.
 
-    Also returns how many ids have a category, and how many categories are stored without an id.
+    The result also has the number of ids with a category, and the number of stored categories
+    without an id.
     """
     random = np.random.default_rng(0)
     rules = PreprocessingSettings(category_ttl_days=ttl_days)
     column = unseen_column(np.zeros(0, np.int64))
-    for hour in range(rounds):
+    for hour in range(num_runs):
         newest = (hour + 1) * NEW_ITEMS
         oldest = max(0, newest - SHELF_DAYS * 24 * NEW_ITEMS)
         seen, counts = np.unique(random.integers(oldest, newest, ROWS), return_counts=True)
@@ -196,9 +197,9 @@ def main(argv: Sequence[str] | None = None) -> int:
                     collect.main(["--store", str(year.store), "--yes"], now=now)
             for name, count in hours.items():
                 if number == count:
-                    place = Path(folder) / name
-                    place.mkdir()
-                    results[name] = measured(year, place, now)
+                    copy = Path(folder) / name
+                    copy.mkdir()
+                    results[name] = measured(year, copy, now)
         print(f"{'':34}" + "".join(f"{name:>12}" for name in results))
         for row in next(iter(results.values())):
             print(f"{row:34}" + "".join(f"{of[row]:12.3f}" for of in results.values()))

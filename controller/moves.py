@@ -236,7 +236,8 @@ def _restore_config(target: DeploymentTarget) -> None:
 def _restore_servers(target: DeploymentTarget) -> None:
     """Make every server serve the version that was configured before the intent.
 
-    A server that cannot be restored is left to the watchdog, because the configuration is restored.
+    The configuration is restored already. If a server cannot be restored here, the watchdog
+    restores it later.
     """
     _check_lock(target)
     intent, known = _intent(target), target.known or Server(serves=UNKNOWN, candidate=UNKNOWN)

@@ -89,8 +89,8 @@ def feature_rows(
 
     A numeric value is a number. A category is a whole number, a whole number as text, or a boolean.
     A feature with string categories accepts any text. Missing values are None, NaN, pandas' NA, and
-    some texts such as the empty text (`contracts.values`). A list is a list or an array of
-    categories, and None is an empty list.
+    some texts such as the empty text (`contracts.values`). The value of a list feature is a list or
+    an array of categories. None counts as an empty list.
 
     Args:
         rows: Rows by column name. An object of type `FeatureRows` is copied unchanged.
@@ -119,8 +119,8 @@ def feature_rows(
     if len(named) > len(features.names) - len(absent):
         unknown = next(name for name in named if name not in features.names)
         raise ContractError(
-            f"rows have a column {unknown!r}, which is not a feature"
-            f"{nearest(unknown, features.names)}"
+            f"rows have a column {unknown!r}, which is not a "
+            f"feature{nearest(unknown, features.names)}"
         )
     if not may_lack_columns and (lacking := [name for name in absent if name in features.needed]):
         raise ContractError(f"rows lack columns {lacking}, expected {', '.join(features.names)}")
@@ -197,7 +197,7 @@ def categories(
     of_column = exact_below or EXACT_BELOW.get(_type_name(values), EXACT_FLOATS)
     # Convert each distinct value once, because click logs contain many repetitions.
     found: dict[Any, int] = {}
-    places = np.empty(len(values), dtype=np.int64)
+    result = np.empty(len(values), dtype=np.int64)
     for row, value in enumerate(values.to_pylist() if _is_arrow(values) else values):
         plain_value = _plain_value(value)
         key = (type(value), plain_value if isinstance(plain_value, _SCALARS) else None)
@@ -214,8 +214,8 @@ def categories(
                     column=name, row=row, value=plain_value, expected=error.expected
                 ) from None
             found[key] = MISSING_CATEGORY if word is None else category_of(word)
-        places[row] = found[key]
-    return places
+        result[row] = found[key]
+    return result
 
 
 def _elements(
@@ -297,7 +297,7 @@ def _columns_by_name(rows: Any) -> Mapping[str, Any]:
 
 
 _NO_COLUMNS = (str, bytes, bytearray, Mapping, set, frozenset)
-"""Types that have a length, but cannot be a column of values in a fixed order."""
+"""Types that have a length, but are not accepted as the values of a column."""
 
 
 def _type_name(values: Any) -> str:

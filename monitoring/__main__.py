@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None, environment: Mapping[str, str] = os.
         prefix=ENVIRONMENT_PREFIX,
     )
     configure_logging(settings.log_format)
-    # State and archive contain what users looked at.
+    # Make new files private, because state and archive contain what users looked at.
     umask = os.umask(0o077)
     try:
         run(settings, stop, umask=umask)
@@ -115,10 +115,9 @@ def _run_loop(
 ) -> None:
     """Run iterations of the loop until `stop` is set, then drain the log and the archive.
 
-    A TemporaryError, such as an unreachable log or a registry without a recommender, is retried
-    after growing pauses. It would not help to end the process, because the supervisor would also
-    wait before it restarts the process. Any other error ends the process, so that the supervisor
-    sees it.
+    After a TemporaryError, such as an unreachable log or a registry without a recommender, the loop
+    retries with growing pauses. Ending the process would not help, because the supervisor would
+    also wait before a restart. Any other error ends the process, so that the supervisor reports it.
     """
     from evergreen.events.locations import open_subscriber, partition_urls
     from monitoring.monitor import Monitor
@@ -152,7 +151,7 @@ def _run_loop(
             except TemporaryError as error:
                 pause = min(max(2 * pause, tick_seconds), _MAX_RETRY_SECONDS)
                 exposition.record_failed_iteration(str(error))
-                logger.warning("iteration failed, next in %g s: %s", pause, error)
+                logger.warning("an iteration failed, and is repeated in %g s: %s", pause, error)
             stop.wait(pause)
         if monitor is not None:
             monitor.stop()

@@ -27,9 +27,9 @@ EVENTS_FILE = "events.jsonl"
 DECISIONS_FILE = "decisions.jsonl"
 _MAX_FILE_BYTES = 64 * 2**20
 """Size of a full file, in bytes. A timeline of this size covers about two days, with a point of 400
-bytes every second. A file of decisions covers ten days, with a line of 750 bytes every 10 s, as the
-threshold policy writes them. Other policies write longer lines. The previous file is not deleted,
-so an incident can cover at least the time of one full file."""
+bytes every second. A file of decisions covers ten days, if the threshold policy writes a line of
+750 bytes every 10 s. Policies other than `threshold` write longer lines. The previous file is not
+deleted, so an incident can cover at least the time of one full file."""
 
 _MAX_WAITING_LINES = 5_000
 """Maximum number of lines that wait in memory while they cannot be written, about 5 MB. Older lines
@@ -41,7 +41,7 @@ class Event:
     """Something that happened, for people and programs."""
 
     time: float
-    """Seconds since the epoch."""
+    """Time of the event in seconds since the epoch."""
     kind: str
     text: str
     """Text of the event for people, in one line."""
@@ -81,7 +81,7 @@ class Journal:
         """Called with each event after it was written."""
 
     def append_decisions(self, lines: Mapping[float, str]) -> None:
-        """Append decisions, oldest first. The argument maps decision points to canonical lines.
+        """Append decisions, oldest first. `lines` maps each decision point to its line.
 
         Decisions that a predecessor wrote before it died are skipped, so that every point appears
         once.
@@ -99,7 +99,10 @@ class Journal:
                 self._decided_until = time
 
     def accept_earlier_decisions(self) -> None:
-        """Allow decisions on earlier points, after a clock that was ahead was corrected."""
+        """Allow decisions on earlier points.
+
+        Earlier points occur when a clock that was ahead is corrected.
+        """
         self._decided_until = None
 
     def append_point(self, point: dict[str, Any]) -> None:
@@ -150,7 +153,7 @@ class Journal:
 def _last_line(path: Path) -> dict[str, Any] | None:
     """Return the file's last complete line, or None.
 
-    If the file has no complete line, the last line of its predecessor is used.
+    If the file has no complete line, the last line of the file that it replaced is returned.
     """
     for each in (path, path.with_name(f"{path.name}.1")):
         if each.exists() and (complete := each.read_bytes().split(b"\n")[:-1]):

@@ -1,8 +1,8 @@
 """Main loop of the monitor: the order of steps.
 
-One iteration pulls, stores and acknowledges messages, and matures due rows. The same iteration then
-archives, measures, decides and advances the retraining. `monitoring.metrics` computes the numbers,
-`monitoring.policies.evaluation` decides, `monitoring.retraining` acts on decisions, and
+One iteration pulls, stores and acknowledges messages, and matures due rows. After that, the
+iteration archives, measures, decides and advances the retraining. `monitoring.metrics` computes the
+numbers, `monitoring.policies.evaluation` decides, `monitoring.retraining` acts on decisions, and
 `monitoring.state.store` stores records. Everything runs in one thread except the HTTP server. The
 evaluator's state is stored in the database, and each decision is written once to the journal.
 """
@@ -70,7 +70,7 @@ class _StoredEvaluator:
         journal: Journal,
         checkpoint: Callable[[str], None] = no_checkpoint,
     ) -> None:
-        """Read the predecessor's state. Call `restore` next.
+        """Read the predecessor's state. The caller must call `restore` next.
 
         See `monitoring.monitor.Monitor` for the arguments.
         """
@@ -83,19 +83,19 @@ class _StoredEvaluator:
             settings.evaluation,
             make_policies(settings.policies, settings.baking),
             baseline=baselines,
-            memory=saved,
+            state=saved,
         )
         self._newest: DecisionPoint | None = None
         self._unwritten: list[DecisionPoint] = []
-        """Decision points that could not be written yet. No run starts from an unwritten
-        decision."""
+        """Decision points that could not be written to the journal yet. A decision must be written
+        before a run starts from it."""
 
     def restore(self, requests: MaturedRequests | None) -> None:
         """Restore the stored matured requests and the predictions after the last decision point.
 
         The newest stored requests may have matured after the evaluator's state was last written.
-        The evaluator treats these requests as new. Requests that were too late for their decision
-        point therefore stay excluded.
+        Requests that matured after that are treated as new. Requests that matured too late for
+        their decision point therefore stay excluded.
         """
         if requests is not None:
             num_new = 0 if self._cursor is None else self._store.num_matured_after(self._cursor)
@@ -124,7 +124,7 @@ class _StoredEvaluator:
         num_more = self.evaluator.num_passed_over - self._store.counters.get("passed_over", 0)
         if self.evaluator.decided_until != before or num_more:
             self._store.write_documents(
-                {"evaluator": self.memory()}, {"passed_over": num_more} if num_more else {}
+                {"evaluator": self.state_dict()}, {"passed_over": num_more} if num_more else {}
             )
             self._checkpoint("evaluator.stored")
 
@@ -140,15 +140,15 @@ class _StoredEvaluator:
             self._checkpoint("evaluator.decided")
             self._newest, self._unwritten = points[-1], []
 
-    def memory(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """Return the evaluator's state and `cursor`, the position of its last matured request."""
-        return {**self.evaluator.memory(), "cursor": self._store.matured_cursor()}
+        return {**self.evaluator.state_dict(), "cursor": self._store.matured_cursor()}
 
-    def take_newest(self) -> DecisionPoint | None:
+    def pop_newest(self) -> DecisionPoint | None:
         """Return the newest decision point, or None if it was already returned.
 
-        Earlier decision points of the same iteration trigger nothing. A drift that lasts is
-        detected again at later decision points.
+        If one iteration has several decision points, only the newest one can start a run. A drift
+        that lasts is detected again at later decision points.
         """
         newest, self._newest = self._newest, None
         return newest
@@ -181,8 +181,8 @@ class _Measurements:
         self.windows = VersionWindows(evaluation.window_rows)
         self._measured: dict[int, tuple[float, Kpis]] = {}
         """Time and result of each version's last measurement."""
-        # Use the delays of all versions together. Delays depend on the users, and a new version has
-        # no delays for a whole attribution window.
+        # Pool the delays of all versions. Delays depend on the users, and a new version has no
+        # delays for a whole attribution window.
         self._delays = ClickDelays()
         self.open_labels: tuple[OpenEstimate, ...] = ()
         """The newest estimate of each version with open rows."""
@@ -208,7 +208,7 @@ class _Measurements:
             kpis = measure_version(version, self.windows)
             measured.append(replace(kpis, conversion_rate=conversion_rates.get(version)))
             self._measured[version] = self._clock(), measured[-1]
-        # Keep only the versions in the windows, because a monitor runs for months.
+        # Drop versions that are no longer in the windows, because a monitor runs for months.
         self._measured = {
             version: each
             for version, each in self._measured.items()
@@ -222,7 +222,7 @@ class _Measurements:
         `read_up_to` is the watermark of the log. None skips the estimate.
         """
         now = self._clock()
-        # There is an upper bound, because the clock may have been set back.
+        # Compare with an upper bound too, because the clock may have been set back.
         if read_up_to is None or 0 < self._next_estimate - now <= self._evaluation.decide_seconds:
             return
         self._next_estimate = now + self._evaluation.decide_seconds
@@ -263,11 +263,12 @@ logger = logging.getLogger(__name__)
 _MATURE_REQUESTS = 10_000
 """Maximum number of requests matured in one transaction."""
 _FILE_PARTS = 8
-"""Minimum number of parts in a full archive file. Rows of one part are written together."""
+"""Minimum number of parts in a full archive file. The rows of a part are always written to the same
+file."""
 FORGET_SECONDS = 600.0
 ORPHAN_SECONDS = 3600.0
-"""Seconds for which an outcome with an unknown request waits after the end of its window. At the
-end of this wait, the outcome is archived as a late outcome."""
+"""Seconds for which an outcome with an unknown request waits after the end of its window. After
+this time, the outcome is archived as a late outcome."""
 _LAST_MOMENT = 2e-6
 """Tolerance in seconds, larger than the rounding error of times in microseconds."""
 _MAX_VERSIONS_SEEN = 1000
@@ -288,7 +289,7 @@ _TIMELINE_COUNTERS = (
 
 
 class Monitor:
-    """One monitor of one log.
+    """Monitor of one event log.
 
     Args:
         settings: Settings of the process and its rules.
@@ -379,7 +380,7 @@ class Monitor:
             form=RecordFormat(self._recommender.features),
             recommender=self._recommender.name,
             max_age_seconds=self._records.max_age_seconds,
-            versions=AdmittedVersions(released.versions, self._clock, memory=known),
+            versions=AdmittedVersions(released.versions, self._clock, state=known),
         )
 
     def _open_archive(self) -> Archive:
@@ -534,8 +535,8 @@ class Monitor:
             num_messages -= len(deliveries)
             if num_messages <= 0 or is_short(deliveries, self._records.pull_messages):
                 break
-        # The watermark also moves back when a clock that was ahead is corrected. If the monitor
-        # kept the old watermark, every later window would close too early.
+        # The watermark also moves back when a clock that was ahead is corrected. With the old
+        # watermark, every later window would close too early.
         if (read_up_to := self._subscriber.read_up_to()) is not None:
             self._read_up_to = read_up_to
 
@@ -583,7 +584,7 @@ class Monitor:
         # Observe the predictions immediately, because the next steps may fail and stored messages
         # are not delivered again.
         if predictions is not None:
-            self._note_predictions(predictions, now)
+            self._record_predictions(predictions, now)
         self._checkpoint("intake.stored")
         bad_tokens = {delivery.token for delivery, _ in bad}
         self._subscriber.acknowledge([d.token for d in deliveries if d.token not in bad_tokens])
@@ -612,7 +613,7 @@ class Monitor:
         text = f"{len(bad)} messages, the first {name}: {reason}"
         self.journal.emit("dead_letter", text, messages=len(bad), message_id=name)
 
-    def _note_predictions(self, predictions: Predictions, now: float) -> None:
+    def _record_predictions(self, predictions: Predictions, now: float) -> None:
         times, versions, canary = predictions.times, predictions.versions, predictions.canary
         self._rules.versions.seen(set(versions.tolist()))
         self._evaluation.evaluator.record_predictions(times, versions, canary=canary)
@@ -632,9 +633,11 @@ class Monitor:
 
     def _store_versions(self) -> None:
         seen = sorted(self._versions_seen)[-_MAX_VERSIONS_SEEN:]
-        self._store.write_documents({"versions": {"seen": seen, **self._rules.versions.memory()}})
+        self._store.write_documents(
+            {"versions": {"seen": seen, **self._rules.versions.state_dict()}}
+        )
 
-    # -- join
+    # -- join labels
 
     def _mature(self) -> None:
         """Make the labels of requests final when the attribution windows have closed."""
@@ -653,8 +656,8 @@ class Monitor:
             }
             if unmatched:
                 logger.warning(
-                    "%d clicks name a row that their request does not have, such as row %d of "
-                    "request %r: they are archived and set no label",
+                    "%d clicks refer to rows that do not exist, such as row %d of request %r. "
+                    "These clicks are archived, but change no label",
                     len(unmatched),
                     unmatched[0].row,
                     unmatched[0].request_id,
@@ -676,7 +679,7 @@ class Monitor:
         return self._without_corrupt(lambda: self._store.waiting(before, _MATURE_REQUESTS))
 
     def _without_corrupt(self, read: Callable[[], Waiting | None]) -> Waiting | None:
-        """Call `read` again until it reports no corrupt block, and return its result.
+        """Call `read` until no block is corrupt, and return its result.
 
         The rows of a corrupt block are lost.
         """
@@ -688,7 +691,7 @@ class Monitor:
                 text = f"{rows} rows lose their labels and cannot be archived: {error}"
                 self.journal.emit("set_apart", text, rows=rows)
 
-    # -- numbers and decisions
+    # -- measure and decide
 
     def _measure(self) -> None:
         versions, self._unmeasured = self._unmeasured, set()
@@ -710,7 +713,7 @@ class Monitor:
             )
 
     def _act_on_decision(self) -> None:
-        if (point := self._evaluation.take_newest()) is None:
+        if (point := self._evaluation.pop_newest()) is None:
             return
         decision = self.actions.consider(
             point.decision, point.decisions, now=self._clock(), data_until=point.time
@@ -719,7 +722,7 @@ class Monitor:
         self._decision_text = f"{decision.action.value}: {decision.reason}"
 
     def _close_drift(self) -> None:
-        """Pass the ended drift buckets to the evaluator, and store the open buckets."""
+        """Pass the reports of closed drift buckets to the evaluator, and store the open buckets."""
         read_up_to = self._read_up_to
         # Clients publish after the event, so the last predictions of a bucket may arrive after the
         # watermark passed its end.
@@ -731,7 +734,7 @@ class Monitor:
         if reports := self._drift.close(closed):
             for report in reports:
                 self._evaluation.evaluator.record_drift(report.evidence())
-            known = {"evaluator": self._evaluation.memory()}
+            known = {"evaluator": self._evaluation.state_dict()}
             self._drift.save(known, reports)
         self._drift.save_if_due()
 
@@ -774,7 +777,7 @@ class Monitor:
     def _set_apart_ahead(self, now: float) -> None:
         """Set apart the rows whose times are too far in the future.
 
-        Rows with future times were accepted while the monitor's clock was wrong.
+        Rows with times far in the future were accepted while the monitor's clock was wrong.
         """
         ahead = now + MAX_FUTURE_SECONDS
         while (
@@ -792,8 +795,8 @@ class Monitor:
                 "set_apart",
                 f"{waiting.num_rows} rows of {len(waiting)} requests have times up to "
                 f"{until:%Y-%m-%d %H:%M} UTC, more "
-                "than a day ahead: the clocks were wrong when they came; they are set apart in "
-                "the state folder",
+                "than a day ahead, because a clock was wrong. The rows are set apart in the state "
+                "folder",
                 rows=waiting.num_rows,
             )
 
@@ -813,7 +816,7 @@ class Monitor:
 
     def _snapshot(self) -> Snapshot:
         now = self._clock()
-        # Call the watcher before reading the counters, because the watcher increases some of them.
+        # Call the watcher before reading the counters, because the watcher increases some counters.
         store_status = self._store_watcher.look(now)
         return Snapshot(
             recommender=self._recommender.name,
@@ -843,13 +846,13 @@ def _expect_columns_of_before(store: StateStore, features: Features) -> None:
         ContractError: Stored rows have a column that is not in `features`.
     """
     known, columns = store.read_document("features") or {}, features.columns
-    if lost := [
+    if removed := [
         name for kind, names in known.items() for name in names if name not in columns[kind]
     ]:
         raise ContractError(
-            f"the state folder has rows with the columns {lost}, expected only "
-            f"{sum(columns.values(), [])}: stop the previous monitor, which archives its rows, "
-            "and start this one on an empty folder"
+            f"unexpected columns {removed} of rows in the state folder, expected only "
+            f"{sum(columns.values(), [])}: stop the previous monitor after it has archived its "
+            "rows, and start this monitor with an empty folder"
         )
     if known != columns:
         store.arrange_columns(columns, ColumnMap(known or columns, columns))

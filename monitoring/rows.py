@@ -9,12 +9,13 @@ from numpy.typing import NDArray
 from evergreen.contracts.records import Requests
 
 Click = tuple[int, int, float]
-"""(number of the prediction, row in its request, seconds since the epoch)."""
+"""A click as a tuple: number of the prediction, row in its request, time in seconds since the
+epoch."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Waiting(Requests):
-    """Stored predictions without final labels."""
+    """Stored predictions that have no final labels yet."""
 
     numbers: NDArray[np.int64]
     """Number that identifies each prediction in the state, shape [m]."""
@@ -27,16 +28,16 @@ class Waiting(Requests):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class MaturedRequests(Waiting):
-    """Requests with labels.
+    """Requests with the labels of their rows.
 
-    The labels are final, except if the caller requested the labels known so far.
+    The labels are final, or are the labels known so far if the caller requested these.
     """
 
     labels: NDArray[np.uint8]
     """1 if the row was clicked within the attribution window, else 0. Shape [n]."""
     click_delays: NDArray[np.float32]
-    """Seconds from the prediction to the click, shape [n]. Negative if two clocks differ. NaN if
-    there is no click, or if the time of the click is unknown."""
+    """Seconds from the prediction to the click, shape [n]. The delay is negative if two clocks
+    differ. NaN if there is no click, or if the time of the click is unknown."""
 
 
 class LateOutcome(NamedTuple):
@@ -50,11 +51,11 @@ class LateOutcome(NamedTuple):
     event: str
     time: float
     predicted_at: float | None
-    """None if the request is unknown."""
+    """Time of the prediction in seconds since the epoch. None if the request is unknown."""
 
 
 class Unarchived(NamedTuple):
-    """Item that is in no archive file: matured requests of one UTC day, or a late outcome."""
+    """Matured requests of one UTC day, or a late outcome, that no archive file contains."""
 
     number: int
     time: float

@@ -29,7 +29,7 @@ class RecordSettings:
     """Maximum seconds from a prediction to a conversion that is included in the conversion rate. 0
     = conversions are archived, but no rate is computed."""
     archive_roll_rows: int = 50_000
-    """Matured rows of a full archive file."""
+    """Number of matured rows in a full archive file."""
     archive_roll_seconds: float = 300.0
     """Maximum wait of a matured row for its archive file, in seconds."""
     tick_seconds: float = 1.0
@@ -40,7 +40,8 @@ class RecordSettings:
     """Maximum age of a record, in seconds. An older record becomes a dead letter. The limit bounds
     the number of days with open archive files."""
     keep_ids_seconds: float = 7 * 86_400.0
-    """Seconds for which ids of archived requests are stored to recognize redeliveries."""
+    """Seconds for which ids of archived requests are stored, so that redeliveries are
+    recognized."""
 
     def __post_init__(self) -> None:
         expect(self, "at least 1", lambda value: value >= 1, "archive_roll_rows", "pull_messages")
@@ -95,8 +96,8 @@ def with_rules(installation: InstallationSettings) -> MonitorSettings:
     """
     if not read_accepted(installation.store):
         raise TemporaryError(
-            f"store {installation.store} has no recommender yet, expected an accepted one with "
-            "the monitor's rules"
+            f"model registry {installation.store} has no accepted recommender yet, expected a "
+            "recommender with the monitor's rules"
         )
     parts = {each.name: getattr(installation, each.name) for each in fields(installation)}
     decisions = decision_settings(accepted(installation.store, CURRENT))

@@ -7,8 +7,8 @@ in the lake, which is a folder or a `gs://` bucket. Each moved file gets a marke
 markers. `evergreen.storage` stores the bytes and verifies them.
 
 A kill between any two steps loses no file. First, the file is stored in the lake and compared with
-the local file. Then the marker is written, and last, the local file is removed. The next pass of
-any uploader repeats or skips each step.
+the local file. The marker is written next, and the local file is removed last. The next pass of any
+uploader repeats or skips each step.
 """
 
 import argparse
@@ -90,7 +90,7 @@ class UploaderSettings:
 
 
 class _Unreadable(TemporaryError):
-    """An archive file that cannot be read. All other files are moved."""
+    """An archive file cannot be read. All other files are moved."""
 
 
 def _read(source: Path) -> tuple[str, int]:
@@ -126,8 +126,8 @@ class Uploader:
             self._lake.root.mkdir(parents=True, exist_ok=True)
         self._failed: set[str] = set()
         self.refused: dict[str, str] = {}
-        """Archive files whose names exist in the lake with other bytes, each with its error
-        message. The refused files stay in the archive, and the uploader does not retry them."""
+        """Error message by archive file, for files that exist in the lake with other bytes. The
+        refused files stay in the archive, and the uploader does not retry them."""
 
     def run_once(self) -> list[str]:
         """Move the files that are sealed now, and return their names.
@@ -138,14 +138,15 @@ class Uploader:
         rows are used for training only within `late_days` days. Files that failed in an earlier
         pass come last, so that one bad file does not block the other files.
 
+        A file that cannot be read, or that exists in the lake with other bytes (`Differs`, see
+        `refused`), is skipped. The error for such files is raised after all other files were moved.
+
         Raises:
             TemporaryError: A file could not be moved now, and the files after it wait for the next
-                pass. The error is also raised after the other files were moved, if some files
-                cannot be read.
+                pass. The error is also raised if some files cannot be read.
             PermanentError: No file can be moved until somebody fixes a permission, the disk space
-                or the bucket. The remaining files stay in the archive. The error is also raised
-                after the other files were moved, if some files exist in the lake with other bytes
-                (`Differs`, see `refused`).
+                or the bucket. The remaining files stay in the archive. The error is also raised if
+                some files exist in the lake with other bytes.
         """
         moved: list[str] = []
         differing: list[Differs] = []
@@ -164,7 +165,7 @@ class Uploader:
                 self.refused[name] = str(error)
                 differing.append(error)
             except _Unreadable as error:
-                logger.error("%s stays in the archive, and the others are moved: %s", name, error)
+                logger.error("%s is unreadable and stays in the archive: %s", name, error)
                 self._failed.add(name)
                 unreadable.append(str(error))
                 continue
@@ -173,16 +174,14 @@ class Uploader:
                 raise TemporaryError(f"{name} was not moved: {error}") from error
             except PermanentError as error:
                 raise PermanentError(
-                    f"{name} was not moved; it and the files sealed after it stay: {error}"
+                    f"{name} and the files sealed after it were not moved: {error}"
                 ) from error
             self._failed.discard(name)
         if differing:
             raise differing[0]
         if unreadable:
             first = "; ".join(unreadable[:3])
-            raise TemporaryError(
-                f"{len(unreadable)} files were not moved, all others were: {first}"
-            )
+            raise TemporaryError(f"{len(unreadable)} unreadable files were not moved: {first}")
         return moved
 
     def _upload_order(self, name: str) -> tuple[bool, str, float, str]:
@@ -242,10 +241,12 @@ def run(uploader: Uploader, stop: threading.Event, interval_seconds: float) -> N
             uploader.run_once()
             pause = interval_seconds
         except Differs:
-            continue  # logged by `run_once`, and reported at the end
+            continue  # `run_once` has logged the error, and `run` raises it at the end
         except TemporaryError as error:
             pause = min(2 * pause, max(interval_seconds, MAX_PAUSE_SECONDS))
-            logger.warning("pass ended early, next in %g s: %s", pause, error)
+            logger.warning(
+                "a pass over the archive failed, and is repeated in %g s: %s", pause, error
+            )
     uploader.run_once()
 
 
@@ -274,7 +275,7 @@ def main(argv: Sequence[str] | None = None, environment: Mapping[str, str] = os.
     logger.info("moving %s to %s", settings.archive, settings.lake)
     if settings.once:
         stop.set()
-    with suppress(Differs):  # `Differs` is reported below for all refused files
+    with suppress(Differs):  # `Differs` is raised below, once for all refused files
         run(uploader, stop, settings.interval_seconds)
     if uploader.refused:
         raise Refused(

@@ -174,7 +174,7 @@ def first_run(
         after: Number of the first row after a drift. Earlier requests for a run are ignored, unless
             they come from the sequential test.
     """
-    memory: Any = {}
+    state: Any = {}
     for begin in range(0, len(stream.labels), step):
         end = min(begin + step, len(stream.labels))
         evidence = Evidence(
@@ -191,7 +191,7 @@ def first_run(
             baselines={1: Baseline(auc=gate_auc, low=gate_auc, high=gate_auc)},
             drift=(),
         )
-        decision, memory = policy.decide(evidence, memory)
+        decision, state = policy.decide(evidence, state)
         if decision.action is Action.RETRAIN and (
             end > after or policy.name == SequentialPolicy.name
         ):

@@ -1,4 +1,4 @@
-"""Serve a model that computes nothing, as the floor for Triton's python backend."""
+"""Serve a model that computes nothing, to measure the overhead of Triton's python backend."""
 
 from typing import Any
 

@@ -1,8 +1,8 @@
-"""Run the network on encoded rows in Triton's python backend, the second half of the reference.
+"""Run the network on encoded rows in Triton's python backend.
 
-The model runs on one thread. The embeddings are looked up in this module, and the network is the
-export of training. The code is independent of deployment's graph, so that equal scores confirm
-both.
+The peer `reference` runs this model after `nvtabular_model`. The model runs on one thread. The
+embeddings are looked up in this module, and the network is the export of training. The code is
+independent of deployment's graph, so equal scores show that both are correct.
 """
 
 from pathlib import Path

@@ -1,11 +1,11 @@
-"""First half of the reference for Triton's python backend: an NVTabular workflow.
+"""Encode raw rows with an NVTabular workflow in Triton's python backend.
 
-This model encodes the raw rows of each request like merlin-systems' `WorkflowRunner`. The tensors
-become a data frame, the workflow's operators run on it, and its columns become tensors again. The
-model is faster than merlin-systems in two ways: rows arrive as two tensors instead of one per
-column, and only features are encoded. The model's vocabularies stay in memory. Four fifths of the
-model's time are spent in 26 merges of pandas frames, one merge per column. A merge takes as long
-for one row as for a thousand.
+The peer `reference` runs this model before `network_model`. This model encodes the raw rows of each
+request like merlin-systems' `WorkflowRunner`. The tensors become a data frame, the workflow's
+operators run on it, and its columns become tensors again. The model is faster than merlin-systems
+in two ways: rows arrive as two tensors instead of one per column, and only features are encoded.
+The model's vocabularies stay in memory. Four fifths of the model's time are spent in 26 merges of
+pandas frames, one merge per column. A merge takes as long for one row as for a thousand.
 """
 
 import json
@@ -38,7 +38,7 @@ class TritonPythonModel:
         )
 
     def execute(self, requests: list[Any]) -> list[Any]:
-        """Return one response with the encoded rows for each request."""
+        """Encode the rows of each request, and return one response per request."""
         return [pb_utils.InferenceResponse(self._encode(request)) for request in requests]
 
     def _encode(self, request: Any) -> list[Any]:

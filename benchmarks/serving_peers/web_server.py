@@ -1,8 +1,8 @@
 """Serve the graph under FastAPI and uvicorn.
 
 `python -m benchmarks.serving_peers.web_server MODEL_ONNX PORT` runs one process with one thread of
-ONNX Runtime, like one instance in Triton. `/score` takes the bytes of both tensors, one after the
-other, because JSON would be slower.
+ONNX Runtime, like one instance in Triton. A request to `/score` contains the bytes of both tensors
+one after the other, because JSON would be slower.
 """
 
 import sys
@@ -18,7 +18,7 @@ _ROW_BYTES = 4 * NUM_DENSE + 8 * NUM_CATEGORICAL
 
 
 def build(graph: str) -> FastAPI:
-    """Return the application around the graph."""
+    """Return a web application that scores rows with the graph."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     session = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])

@@ -3,8 +3,8 @@
 The input is two folders of raw Parquet files. There are two methods:
 
 - `ours`: the function `validate` as in a run, with default settings and rules. The earlier window
-  is validated like the rows of a first run. The model folder of this run is then the champion. If
-  any check of a feature does not pass, the feature has an alarm.
+  is validated like the rows of a first run, whose model is then the champion. If any check of a
+  feature does not pass, the feature has an alarm.
 - `TFDV`: TFDV's drift comparator on the statistics of two data frames, as in TFDV's guide. All
   features have the same threshold. For categories, the guide ("Get started", Checking data skew and
   drift) uses an L-infinity threshold of 0.01. For numbers, TFDV's guide names the Jensen-Shannon
@@ -23,9 +23,9 @@ from typing import Any
 from evergreen.contracts.criteo import CATEGORICAL, CRITEO_RECOMMENDER, DENSE, FEATURES
 
 Method = Callable[[Path, Path], "dict[str, list[str]]"]
-"""Function that receives the folders of the earlier and the later window. For each setting of the
-method, the function returns the features with an alarm. Both folders have the same parent, and the
-function may write into the parent."""
+"""Function that compares two windows, and returns the features with an alarm by setting of the
+method. The arguments are the folders of the earlier and the later window. The two folders have the
+same parent folder, and the function may write into it."""
 
 OURS, TFDV = "ours", "TFDV"
 THRESHOLDS = {"TFDV, threshold 0.01": 0.01, "TFDV, threshold 0.3": 0.3}

@@ -1,8 +1,8 @@
 """Define the pairs of windows of the study, with and without a shift.
 
-Each pair has its own random numbers. All shifts of a pair are planted into the same second window,
-so that the first window is read once. TFDV gets only the first pairs. `methods` describes the
-methods, and `benchmarks.validation` counts the alarms.
+Each pair has its own random numbers. For each shift, only the second window of a pair is changed,
+so the first window is read once. TFDV gets only the first pairs. `methods` describes the methods,
+and `benchmarks.validation` counts the alarms.
 """
 
 import shutil
@@ -91,16 +91,16 @@ def _still(pairs: Mapping[str, int], rows: int, more: str = "") -> StudyCase:
 
 
 def _shifted(
-    place: str, pairs: Mapping[str, int], shifts: Sequence[Shift], *, rows: int
+    columns: str, pairs: Mapping[str, int], shifts: Sequence[Shift], *, rows: int
 ) -> list[StudyCase]:
     return [
-        StudyCase(name=f"{place}, {rows:,} rows, {shift.kind}", pairs=pairs, shift=shift)
+        StudyCase(name=f"{columns}, {rows:,} rows, {shift.kind}", pairs=pairs, shift=shift)
         for shift in shifts
     ]
 
 
 def _chosen(shifts: Sequence[Shift], quick: bool) -> Sequence[Shift]:
-    """Return all shifts, or the first shift of each kind."""
+    """Return all shifts. If `quick` is set, return only the first shift of each kind."""
     return [
         s
         for i, s in enumerate(shifts)
@@ -117,7 +117,7 @@ def show(
 
     Args:
         series: Pairs of windows of one kind.
-        number: Part of the random seed, different for each series.
+        number: Number that is part of the random seed. Each series needs a different number.
         simulator: Simulator of the rows.
         methods: Methods by name.
     """
@@ -132,18 +132,18 @@ def show(
         with tempfile.TemporaryDirectory(prefix="evergreen-study-") as folder:
             scratch = Path(folder)
             write_window(before, scratch / "before", name="before")
-            for place, case in enumerate(series.cases):
+            for index, case in enumerate(series.cases):
                 chosen = [name for name in methods if pair < case.pairs.get(name, 0)]
                 if not chosen:
                     continue
                 # Each shift has its own random numbers, so that the choice of rows in one column
                 # does not determine the choice in the next column.
-                struck = (
-                    case.shift.plant(now, np.random.default_rng((*seed, place)))
+                shifted = (
+                    case.shift.plant(now, np.random.default_rng((*seed, index)))
                     if case.shift
                     else now
                 )
-                write_window(struck, scratch / f"now-{place}", name="now")
+                write_window(shifted, scratch / f"now-{index}", name="now")
                 for name in chosen:
-                    yield case, methods[name](scratch / "before", scratch / f"now-{place}")
-                shutil.rmtree(scratch / f"now-{place}")
+                    yield case, methods[name](scratch / "before", scratch / f"now-{index}")
+                shutil.rmtree(scratch / f"now-{index}")

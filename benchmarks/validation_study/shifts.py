@@ -2,9 +2,10 @@
 
 The simulator draws independent rows, but the rows of a real log depend on each other. The rows of a
 request share the user's columns, so that 20,000 rows have as much information about these columns
-as 313 independent rows. Each shift changes only the property in its name. In a user's column, a
-shift changes complete requests. In an item's column, a shift changes single rows. The correlation
-of rows within a request therefore stays the same. `methods` finds the shifts.
+as 313 independent rows. Each shift changes only the property in its name. If a shift of a user's
+column changes a row, it changes all rows of the same request. A shift of an item's column changes
+each row independently. The correlation of rows within a request therefore stays the same. `methods`
+finds the shifts.
 """
 
 from collections.abc import Callable
@@ -36,7 +37,7 @@ class DrawnWindow(NamedTuple):
 
     rows: SimulatedRows
     request: NDArray[np.int64]
-    """[n]: request of each row, from 0, ascending."""
+    """Index of each row's request, from 0, ascending, shape [n]."""
 
 
 def draw_window(
@@ -53,7 +54,7 @@ def draw_window(
     drawn = simulator.draw(rows, random)
     if requests == INDEPENDENT:
         return DrawnWindow(drawn, np.arange(rows))
-    # `rows` requests are always enough, because each request has at least one row.
+    # `rows` requests are always enough for `rows` rows, because each request has at least one row.
     sizes = (
         random.geometric(1 / ROWS_PER_REQUEST, rows)
         if requests == UNEQUAL
@@ -108,12 +109,11 @@ def write_window(window: DrawnWindow, folder: Path, *, name: str) -> None:
     pq.write_table(table, folder / "part-00000.parquet")
 
 
-# -- shifts
+# -- plant shifts
 
 NULL_SHARE, MEAN_SHIFT, UNIT = 0.1, 0.2, np.float32(1000.0)
 MAX_SHARE = 0.3
-"""Maximum share of the category that `double_category` doubles. The most frequent category with a
-smaller share is chosen."""
+"""`double_category` doubles the most frequent category whose share is at most this value."""
 
 
 class Shift(NamedTuple):
@@ -124,12 +124,12 @@ class Shift(NamedTuple):
     """Features with a shift. A method must name all of these features."""
 
     def plant(self, window: DrawnWindow, random: Generator) -> DrawnWindow:
-        """Return the window after the shift."""
+        """Return a window with the shift."""
         return _PLANTERS[self.kind](window, self.columns, random)
 
     @property
     def name(self) -> str:
-        """Name for people."""
+        """Name that is shown in tables."""
         return f"{self.kind}: {', '.join(self.columns)}"
 
 
@@ -143,8 +143,8 @@ def double_category(
     values = column_of(window, columns[0]).copy()
     present = values != MISSING_CATEGORY
     chosen, share = doubled_category(values[present])
-    struck = _strike(window, columns[0], share / (1.0 - share), random=random)
-    values[struck & present] = chosen
+    is_changed = _draw_changed(window, columns[0], share / (1.0 - share), random=random)
+    values[is_changed & present] = chosen
     return with_columns(window, {columns[0]: values})
 
 
@@ -161,7 +161,7 @@ def doubled_category(values: NDArray[np.int64]) -> tuple[int, float]:
 def lose_values(window: DrawnWindow, columns: tuple[str, ...], random: Generator) -> DrawnWindow:
     """Remove the values of a tenth of the rows."""
     values = column_of(window, columns[0]).copy()
-    values[_strike(window, columns[0], NULL_SHARE, random=random)] = (
+    values[_draw_changed(window, columns[0], NULL_SHARE, random=random)] = (
         np.nan if columns[0] in DENSE else MISSING_CATEGORY
     )
     return with_columns(window, {columns[0]: values})
@@ -213,7 +213,8 @@ def _between(
 ) -> NDArray[np.float32]:
     """Round each value to the integer below or above, at random.
 
-    The rounding keeps the mean on `scale`. All rows of a request use the same random number.
+    On average, `scale` of the result equals `scale` of `values`. All rows of a request use the same
+    random number.
     """
     low = np.floor(values)
     up = (scale(values) - scale(low)) / (scale(low + 1) - scale(low))
@@ -221,15 +222,16 @@ def _between(
     return (low + (drawn < up)).astype(np.float32)
 
 
-def _strike(
+def _draw_changed(
     window: DrawnWindow, column: str, share: float, *, random: Generator
 ) -> NDArray[np.bool_]:
-    """Return which rows [n] change.
+    """Draw the rows [n] that a shift changes.
 
-    In a user's column, complete requests change. In other columns, single rows change.
+    In a user's column, all rows of a drawn request change. In other columns, rows are drawn
+    independently.
     """
-    struck = random.random(len(window.request)) < share
-    return struck[window.request] if column in USER_COLUMNS else struck
+    is_changed = random.random(len(window.request)) < share
+    return is_changed[window.request] if column in USER_COLUMNS else is_changed
 
 
 _PLANTERS: dict[str, Callable[[DrawnWindow, tuple[str, ...], Generator], DrawnWindow]] = {
@@ -279,7 +281,7 @@ ITEM_SHIFTS = _shifts(
 USER_SHIFTS = _shifts(
     _USER_CATEGORIES, _USER_NUMBERS, ("I2", "C10"), swaps=(("I2", "I5"), ("C2", "C10"))
 )
-"""Shifts of columns that are equal in all rows of a request."""
+"""Shifts for the columns in `USER_COLUMNS`, which have one value per request."""
 assert not set(USER_COLUMNS) & {c for shift in ITEM_SHIFTS for c in shift.columns}
 assert (
     {c for shift in USER_SHIFTS for c in shift.columns}

@@ -122,7 +122,7 @@ def _run(arguments: argparse.Namespace) -> Verdict:
     scores = ScoreHistogram.of(evaluation.scored.candidate)
     scores.write(scores_path(store, evaluation.verdict.candidate_model_id))
     verdict = keep_verdict(store, evaluation.verdict, raw)
-    # Written last: if the verdict exists, all other files exist.
+    # The verdict is written last, so if it exists, all other files exist too.
     verdict.write(arguments.output)
     return verdict
 

@@ -58,18 +58,19 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--lake",
         required=True,
-        help="lake with day=YYYY-MM-DD folders: absolute path, file:// or gs://, of which what the "
-        "window needs is fetched into <work>/.lake-cache",
+        help="lake with day=YYYY-MM-DD folders: absolute path, file:// or gs://; files from "
+        "gs:// are downloaded into <work>/.lake-cache",
     )
     parser.add_argument(
         "--recommender",
         default=CURRENT,
-        help="accepted description of the store: current (the newest), a number or a digest",
+        help="accepted recommender: current (the newest), a number or a digest",
     )
     parser.add_argument(
         "--settings",
         default="",
-        help="changes of this run to it, such as 'training.seed=7 model.tower=[64]'",
+        help="settings of the recommender to change in this run, such as 'training.seed=7 "
+        "model.tower=[64]'",
     )
     parser.add_argument(
         "--window-start",

@@ -48,8 +48,8 @@ class CopiedRows:
     num_late_clicks: int = 0
     """Number of rows whose label a late click changed."""
     num_changed: Counter[date] = field(default_factory=Counter)
-    """Number of late rows that were left out because the lineage was trained on copies with another
-    label or other features, by day."""
+    """Number of late rows that were left out, by day. The lineage was trained on copies of these
+    rows with another label or other features."""
     days: Counter[int] = field(default_factory=Counter)
     """Number of rows of each day. Days are numbered since 1970."""
     first_time: int = 0
@@ -93,7 +93,6 @@ class Copied(NamedTuple):
     window: CopiedRows
     """Rows of the window, sorted by time."""
     late: CopiedRows
-    """Late rows."""
     copies: Copies
     """Counts of the duplicate rows that were left out, in the window and among the late rows."""
     malformed: MalformedRows
@@ -151,8 +150,8 @@ def copy_rows(
     copies.add(late.copies)
     if copies.num_rows:
         logger.info(
-            "%s: of rows that came more than once %d equal copies were left out, %d older ones "
-            "with another label or time, and %d with other features",
+            "%s: duplicate rows were left out: %d equal copies, %d older copies with another "
+            "label or time, and %d copies with other features",
             plan.window,
             copies.num_equal,
             copies.num_updated,

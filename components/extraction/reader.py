@@ -46,7 +46,6 @@ class RowReader:
     """Reader of chunks of one lake."""
 
     features: Features
-    """Features of the rows."""
     weighted: bool = False
     """Whether the rows have weights."""
     unread: frozenset[str] = frozenset()
@@ -132,9 +131,9 @@ class RowReader:
     def _without_trained(
         self, table: Any, chunk: LakeChunk, malformed: MalformedRows
     ) -> tuple[Any, Copies]:
-        """Leave out the rows that the chunk's `trained_files` also contain as valid rows.
+        """Leave out each row that has a valid copy in the chunk's `trained_files`.
 
-        These files are read one batch at a time.
+        The trained files are read one batch at a time.
         """
         trained = chunk._replace(files=list(chunk.trained_files), reports_strays=False)
         requests = table.column(REQUEST_ID).combine_chunks()

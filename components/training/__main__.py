@@ -46,7 +46,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--run",
         required=True,
         default=argparse.SUPPRESS,
-        help="name of the run (a second try continues from the first's save)",
+        help="name of the run (a second try continues from the last save)",
     )
     add(
         "--store",
@@ -152,7 +152,7 @@ def _train(flags: argparse.Namespace, store: Path, work: Path) -> int:
     with stop_on_sigterm() as stop, step_note(store, flags.run, "training") as note:
         import torch
 
-        from components.training.step import TrainingRun, forget_checkpoint, train
+        from components.training.step import TrainingRun, remove_checkpoint, train
 
         training_set = TrainingSet.read(flags.training_set)
         report = read_reference(
@@ -170,7 +170,7 @@ def _train(flags: argparse.Namespace, store: Path, work: Path) -> int:
         model, result = train(request, training_set, report, stop=stop)
         reference = keep(training_set, work / flags.run / "training" / "training_set.json")
         replace(model, training_set=reference).write(flags.output)
-        forget_checkpoint(work, flags.run)
+        remove_checkpoint(work, flags.run)
         numbers = _numbers(model.num_train_rows, result)
         # Reproducing the weights bit for bit needs the same number of threads.
         threads = torch.get_num_threads()

@@ -85,12 +85,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             note.facts[NOTIFY] = notified
         if report.decision == FAIL:
             note.state = "refused"
-            note.reason = f"{headline(report.checks)}; {_way_on(report, arguments)}"
+            note.reason = f"{headline(report.checks)}; {_advice(report, arguments)}"
             return ExitCode.REFUSED
         return ExitCode.DONE
 
 
-def _way_on(report: ValidationReport, arguments: argparse.Namespace) -> str:
+def _advice(report: ValidationReport, arguments: argparse.Namespace) -> str:
     """Return advice on how to continue after rows were blocked."""
     correct = "correct the rows and ingest them again"
     blocking = {check.rule for check in report.checks if check.result == FAIL}
@@ -105,7 +105,7 @@ def _way_on(report: ValidationReport, arguments: argparse.Namespace) -> str:
         {**set_already, **dict.fromkeys(sorted(blocking), WARN)}, separators=(",", ":")
     )
     again = run_again(f"--set 'validation.actions={actions}'")
-    return f"{correct}, or, if they are as they should be, {again}"
+    return f"{correct}, or, if the rows are correct, {again}"
 
 
 def _run_step(arguments: argparse.Namespace, store: Path) -> ValidationReport:
@@ -114,7 +114,7 @@ def _run_step(arguments: argparse.Namespace, store: Path) -> ValidationReport:
     rules = raw.recommender.section(_STEP, ValidationSettings)
     release = registry.champion(store, arguments.champion)
 
-    from components.validation.measure import KeptWindows, read_champion, read_windows
+    from components.validation.measure import LineageWindows, read_champion, read_windows
     from components.validation.quarantine import rows_folder
     from components.validation.schema_versions import schema_in_force
     from components.validation.skew import open_served
@@ -134,7 +134,7 @@ def _run_step(arguments: argparse.Namespace, store: Path) -> ValidationReport:
             champion=read_champion(model) if model else None,
             parent_windows=read_windows(registry.model_folder(store, parent) / Model.WINDOWS)
             if parent
-            else KeptWindows(()),
+            else LineageWindows(()),
             schema_path=schema_in_force(store, model / Model.SCHEMA if model else None),
             served=open_served(arguments.served) if arguments.served else None,
             summarize=_choose_summarizer(arguments.beam_options),

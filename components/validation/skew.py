@@ -1,10 +1,10 @@
 """Train/serve skew: differences between training rows and the rows that were served.
 
 The training rows are compared with archived rows that were served in the same span of time. Rows
-with the same key (request_id, row) are compared value by value. Therefore a difference is certain,
-and no estimate from distributions. Values are equal if they have the same bits, except for the sign
-of zero. Two missing values count as equal. If fewer than `_MIN_JOINED` rows join, nothing is
-compared. Labels are never compared, because served rows have no labels yet.
+with the same key (request_id, row) are compared value by value. A difference is therefore an exact
+result, not an estimate from two distributions. Values are equal if they have the same bits, except
+for the sign of zero. Two missing values count as equal. If fewer than `_MIN_JOINED` rows join,
+nothing is compared. Labels are never compared, because served rows have no labels yet.
 
 With more than `_SAMPLED_ROWS` training rows, only some requests are compared, chosen by a hash of
 the request id. Memory use is therefore independent of the window's length.
@@ -50,8 +50,8 @@ _SAMPLED_ROWS = 262_144
 """Approximate number of compared training rows. Each row takes 280 bytes per side with 39
 features."""
 _EQUAL_RATIOS = 0.9
-"""Minimum share of the ratios that must be close to their median. If fewer ratios are close, the
-median is not reported as a factor."""
+"""Minimum share of the ratios that must be close to their median. Otherwise no factor between
+training and serving is reported."""
 
 
 class EventSpan(NamedTuple):
@@ -83,8 +83,8 @@ class ServedRowFacts:
     last_event_time: str | None
     """Newest event time of the compared training rows. None if the comparison has no rows."""
     one_request_in: int
-    """One in this number of requests was compared. The value 1 means that all requests were
-    compared."""
+    """Sampling interval of the compared requests. 1 means that all requests were compared, and 10
+    means one request in ten."""
     num_joined: int
     num_only_training: int
     num_only_served: int
@@ -202,7 +202,7 @@ def measure_skew(
     return Skew(facts=facts, entries=tuple(entries))
 
 
-# -- reading both sides
+# -- reading the training rows and the served rows
 
 
 def _read_training(files: Sequence[Path], schema: pa.Schema) -> Iterator[pa.RecordBatch]:

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from components.validation.checks import check
-from components.validation.measure import Champion, KeptWindows, Measured, measure
-from components.validation.quarantine import keep_quarantined, screen_rows
+from components.validation.measure import Champion, LineageWindows, Measured, measure
+from components.validation.quarantine import screen_rows, store_quarantined
 from components.validation.report import make_document
 from components.validation.report_page import draw_page
 from components.validation.schema_versions import format_schema, read_schema
@@ -55,7 +55,7 @@ class Inputs:
     rules: ValidationSettings
     champion: Champion | None = None
     """Model for the comparison."""
-    parent_windows: KeptWindows = KeptWindows(())
+    parent_windows: LineageWindows = LineageWindows(())
     """Windows of the model that the run continues. Without windows, the model is trained from
     scratch."""
     schema_path: Path | None = None
@@ -113,7 +113,7 @@ def validate(inputs: Inputs) -> Validated:
         )
         if rows.quarantined:
             num_quarantined = rows.dataset.num_quarantined
-            keep_quarantined(
+            store_quarantined(
                 inputs.run, rows.quarantined, inputs.quarantine, num_rows=num_quarantined
             )
         checks = check(measured, rules)

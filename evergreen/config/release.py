@@ -129,9 +129,9 @@ class BakingSettings:
     max_failure_margin: float = 0.01
     """Maximum increase of the rate of failed requests, compared with the predecessor."""
     max_latency_ratio: float = 2.0
-    """Maximum ratio of the mean time in the model to the predecessor's mean time."""
+    """Maximum ratio of the mean inference time to the predecessor's mean time."""
     max_p99_ratio: float = 3.0
-    """Maximum ratio of the time in the model to the predecessor's time, both at the 99th
+    """Maximum ratio of the inference time to the predecessor's time, both at the 99th
     percentile."""
     max_reloads: int = 2
     """Maximum number of reloads of the version. A server reloads a version if its answers are wrong

@@ -489,7 +489,7 @@ class Model(Manifest):
     """Counts of the training rows for the monitor (`evergreen.statistics.reference`)."""
     WINDOWS: ClassVar[str] = "statistics/windows.npz"
     """Summaries of all training windows of the model's lineage
-    (`components.validation.measure.KeptWindows`)."""
+    (`components.validation.measure.LineageWindows`)."""
     PARTS: ClassVar[tuple[str, ...]] = (WEIGHTS, WORKFLOW, "statistics")
     """Names of the model's folders next to the manifest."""
 

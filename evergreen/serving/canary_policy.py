@@ -382,7 +382,7 @@ def _check_latency(counts: BothCounts, policy: CanaryPolicy) -> tuple[float | No
     ratio = canary.mean_ms / stable.mean_ms
     result, detail = (
         PASS,
-        f"mean time in the model is {canary.mean_ms:.3g} ms, stable's {stable.mean_ms:.3g} ms",
+        f"mean inference time is {canary.mean_ms:.3g} ms, stable's {stable.mean_ms:.3g} ms",
     )
     if ratio > policy.max_latency_ratio:
         result = FAIL if timed >= enough else INCONCLUSIVE

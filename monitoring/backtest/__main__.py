@@ -69,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             backtest(points, of_run, run_seconds=arguments.run_seconds, drift_at=arguments.drift_at)
         )
     if (fewest := min(each.decision_points for each in backtests)) < _FEW_POINTS:
-        said = (
+        times = (
             f"labels wait {settings.evaluation.attribution_window_seconds:g} s, points "
             f"{settings.evaluation.decide_seconds:g} s"
         )
@@ -80,7 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         print(
             f"only {fewest} decision points, expected {_FEW_POINTS} or more to compare policies: "
-            f"{said}{hint}",
+            f"{times}{hint}",
             file=sys.stderr,
         )
     if arguments.json:

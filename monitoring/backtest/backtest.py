@@ -2,15 +2,15 @@
 
 The input is the archive files of `monitoring.state.archive`, in a folder or a bucket. The files are
 read day by day, in order of event time. Rows that none of our models served are skipped. Clicks
-after the attribution window do not change labels, because they changed no live decision either.
-Peak memory is the memory for one day of rows.
+after the attribution window do not change labels, as in the running monitor. At most one day of
+rows is in memory.
 
 The output is decision points and one `Backtest` per set of policies. The decision lines equal those
 that the monitor wrote over the same records, with two exceptions. First, the monitor ignored
 records that arrived after their decision point, and the archive does not show which records these
 are. Second, the monitor's settings, verdicts or training profiles may have been different. A
-backtest cannot release a model. If a backtest shows a second alarm, the simulated run after the
-first alarm did not end the drift.
+backtest cannot release a model. After a simulated run, a backtest therefore continues with the old
+scores, and the same drift can cause a second alarm.
 """
 
 import argparse
@@ -37,7 +37,7 @@ from monitoring.drift.watch import DriftWatch
 from monitoring.policies.evaluation import Evaluator, no_baseline, serving_ahead
 from monitoring.policies.policies import make_policies
 from monitoring.policies.policy import Action, Baseline, DecisionPoint
-from monitoring.policies.rate_limit import RunMemory, apply_limits, ended, requested
+from monitoring.policies.rate_limit import PastRuns, apply_limits, ended, requested
 from monitoring.rows import MaturedRequests
 
 _NEEDED = (
@@ -66,9 +66,9 @@ class Span(NamedTuple):
     """Range of event times in seconds since the epoch. None means no limit."""
 
     start: float | None = None
-    """Inclusive."""
+    """Earliest event time, inclusive."""
     end: float | None = None
-    """Exclusive."""
+    """Latest event time, exclusive."""
 
 
 _WHOLE = Span()
@@ -100,7 +100,7 @@ def read_requests(
     Args:
         archive: Archive or lake.
         span: Event times to read.
-        features: Features to read too, if drift is evaluated.
+        features: Names of the features to read, which only the evaluation of drift needs.
         user: User column, or None if the recommender names none.
 
     Raises:
@@ -253,12 +253,13 @@ def evaluate_requests(
     baseline: Callable[[int], Baseline | None] = no_baseline,
     reference: Callable[[int], TrainingReference | None] = no_reference,
     features: Features | None = None,
-    memory: Mapping[str, Any] | None = None,
+    state: Mapping[str, Any] | None = None,
 ) -> Iterator[DecisionPoint]:
     """Yield the decision points of `requests`, which are ordered by (time, request id).
 
-    If `memory` is given, requests up to the last decision point of that state only fill the
-    windows. Decisions are made only for later requests.
+    `state` continues an earlier evaluation. Requests up to the last decision point of that
+    evaluation are added to the windows without a decision. Decisions are made only for later
+    requests.
 
     Args:
         requests: Archived requests.
@@ -267,13 +268,13 @@ def evaluate_requests(
         reference: Returns the training profile of a version. The function is called only for
             requests with features.
         features: Columns of the requests' features.
-        memory: Saved state of an evaluator, from which the evaluation continues.
+        state: Saved state of an evaluator, from which the evaluation continues.
     """
     evaluator = Evaluator(
         settings.evaluation,
         make_policies(settings.policies, settings.baking),
         baseline=baseline,
-        memory=memory,
+        state=state,
     )
     stream = _Stream(evaluator, DriftWatch(reference, settings.drift, features=features), settings)
     # Advance at least once per drift bucket, because only a few buckets can be open at a time.
@@ -285,16 +286,16 @@ def evaluate_requests(
             time = float(times[start])
             if passed is None or time >= passed + step:
                 if passed is not None:
-                    yield from stream.pass_until(time)
+                    yield from stream.decide_until(time)
                 passed = time
             stop = int(np.searchsorted(times, passed + step))
-            stream.take_in(archived, start, stop)
+            stream.add(archived, start, stop)
             start = stop
     yield from stream.end()
 
 
 class _Stream:
-    """Passes requests to an evaluator and a drift watch, in order of event time."""
+    """Adds requests to an evaluator and a drift watch, in order of event time."""
 
     def __init__(self, evaluator: Evaluator, watch: DriftWatch, settings: DecisionSettings) -> None:
         self._evaluator = evaluator
@@ -305,16 +306,16 @@ class _Stream:
         decided = evaluator.decided_until
         self._decided = -math.inf if decided is None else decided
         self._known_until = self._decided + serving_ahead(settings.evaluation)
-        """Event time up to which the evaluator's state already includes all predictions. The
+        """Predictions up to this event time are already included in the evaluator's state. The
         predictions determine the serving version."""
         window, grace = (
             settings.evaluation.attribution_window_seconds,
             settings.evaluation.drift_grace_seconds,
         )
         self._drift_known_until = self._decided + window - grace
-        """Event time up to which the evaluator's state already includes drift reports."""
+        """Drift reports up to this event time are already included in the evaluator's state."""
 
-    def take_in(self, archived: ArchivedRequests, start: int, stop: int) -> None:
+    def add(self, archived: ArchivedRequests, start: int, stop: int) -> None:
         """Add the requests with indexes from `start` to before `stop`."""
         matured = archived.matured.between(start, stop)
         self._newest = float(matured.times[-1])
@@ -332,12 +333,12 @@ class _Stream:
             self._restore()
             self._evaluator.observe(matured.between(warm, len(matured)))
 
-    def pass_until(self, predicted_until: float) -> Iterator[DecisionPoint]:
+    def decide_until(self, predicted_until: float) -> Iterator[DecisionPoint]:
         """Decide on all rows whose labels are final.
 
         Every prediction before `predicted_until` must have been added.
         """
-        before = predicted_until - 1e-6  # requests with the same microsecond may follow
+        before = predicted_until - 1e-6  # further requests may have the same microsecond
         for report in self._watch.close(before - self._settings.evaluation.drift_grace_seconds):
             if report.bucket_end > self._drift_known_until:
                 self._evaluator.record_drift(report.evidence())
@@ -350,11 +351,11 @@ class _Stream:
         """Decide on the remaining requests, as if the last bucket and decision point had ended."""
         if self._newest is not None:
             evaluation, drift = self._settings.evaluation, self._settings.drift
-            yield from self.pass_until(
+            yield from self.decide_until(
                 self._newest + drift.drift_bucket_seconds + evaluation.drift_grace_seconds
             )
             last = self._newest + evaluation.decide_seconds
-            yield from self.pass_until(last + evaluation.attribution_window_seconds)
+            yield from self.decide_until(last + evaluation.attribution_window_seconds)
 
     def _restore(self) -> None:
         if self._warm:
@@ -364,7 +365,7 @@ class _Stream:
 
 @dataclass(frozen=True, kw_only=True)
 class Fire:
-    """A run that would have been requested."""
+    """Retrain request that the monitor would have made."""
 
     time: float
     """Time of the decision, one attribution window after its decision point, in seconds since the
@@ -409,19 +410,19 @@ def backtest(
         drift_at: Time of the known change in seconds since the epoch. If None, the backtest counts
             no false alarms.
     """
-    memory = RunMemory()
+    past_runs = PastRuns()
     running_until = -math.inf
     held = decision_points = rows = 0
     fires: list[Fire] = []
     for point in points:
         decision_points += 1
-        rows = int(point.memory["matured_total"])
-        # Time at which the monitor would have decided.
+        rows = int(point.state["matured_total"])
+        # The monitor would have decided at this time.
         now = point.time + settings.evaluation.attribution_window_seconds
         if now < running_until:
             held += point.decision.action is Action.RETRAIN
             continue
-        decision = apply_limits(point.decision, memory, settings.rate_limit, now=now)
+        decision = apply_limits(point.decision, past_runs, settings.rate_limit, now=now)
         held += decision.action is Action.HELD
         if decision.action is Action.RETRAIN:
             fires.append(
@@ -430,8 +431,8 @@ def backtest(
                 )
             )
             running_until = now + run_seconds
-            memory = ended(
-                requested(memory, now=now), "released", settings.rate_limit, now=running_until
+            past_runs = ended(
+                requested(past_runs, now=now), "released", settings.rate_limit, now=running_until
             )
     found = (
         None if drift_at is None else next((fire for fire in fires if fire.time >= drift_at), None)

@@ -2,7 +2,8 @@
 
 An incident is a time span of records with the monitor's decisions, in one folder:
 
-- `records/day=*/part.parquet`: served rows, including the earlier rows that fill the windows
+- `records/day=*/part.parquet`: served rows of the time span, and the earlier rows from which the
+  first windows are filled
 - `statistics/<version>/`: the training profile of each model
 - `decisions.jsonl`: the decision lines that the monitor wrote
 - `incident.json`: rules, the evaluator's state at the start, hashes of models, and SHA-256 of every
@@ -14,8 +15,8 @@ decisions are computed by `monitoring.backtest.backtest`.
 A decision also depends on predictions up to nearly one attribution window after its decision point,
 because these predictions show which version served. The archive contains a prediction only after it
 has matured. An incident that is recorded before these predictions have matured is incomplete. The
-manifest contains the time up to which the incident is complete. The replay lists the decisions
-after this time, which cannot be compared.
+manifest contains the time up to which the incident is complete. Decisions after this time cannot be
+compared, and the replay lists them.
 """
 
 import argparse
@@ -123,7 +124,7 @@ def _record(arguments: argparse.Namespace) -> int:
 
 
 def _open_text(points: int, complete_until: float) -> str:
-    """Return a text that says which decisions cannot be replayed reliably yet, and why."""
+    """Return a text about the decisions that cannot be replayed reliably yet, with the reason."""
     which = (
         f"the last {points} of them, after {_format_time(complete_until)}, cannot be "
         "replayed reliably"
@@ -251,7 +252,7 @@ def replay(incident: Path) -> Replayed:
         baseline=baseline,
         reference=reference,
         features=features,
-        memory=manifest["memory"],
+        state=manifest["state"],
     )
     lines = tuple(
         each.line() for each in points if manifest["start"] < each.time <= manifest["end"]
@@ -270,7 +271,8 @@ class Recorded:
 
     points: int
     open_points: int
-    """Number of newest decision points that cannot be replayed reliably yet."""
+    """Number of newest decision points without a reliable replay, because the archive still lacks
+    rows."""
     complete_until: float
     needs_until: float
     """To replay all points, the archive must contain the rows up to this event time."""
@@ -303,7 +305,7 @@ def record(
     settings = read_rules(state)
     before, lines = _decisions(state, start, math.inf if end is None else end)
     end = json.loads(lines[-1])["time"] if end is None else end
-    memory = json.loads(before)["memory"] if before else None
+    saved = json.loads(before)["state"] if before else None
     aside = _begin_folder(out, lines)
     evaluation = settings.evaluation
     until = end + evaluation.attribution_window_seconds + 2 * evaluation.decide_seconds
@@ -315,7 +317,7 @@ def record(
         aside / _RECORDS,
         features=features,
         window_rows=settings.evaluation.window_rows,
-        decided=None if memory is None else memory["decided"] / 1e6,
+        decided=None if saved is None else saved["decided"] / 1e6,
         until=until,
     )
     ahead = serving_ahead(settings.evaluation)
@@ -327,7 +329,7 @@ def record(
         "settings": flat_values(settings),
         "features": asdict(features) if features else None,
         "user": user,
-        "memory": memory,
+        "state": saved,
         "baselines": _baselines(([before] if before else []) + lines),
         "models": _copy_models(aside / STATISTICS, store, versions),
     }
@@ -377,11 +379,11 @@ def _newest_row(archive: Objects) -> float:
 def _baselines(lines: Sequence[str]) -> dict[str, Any]:
     """Return for each version the baseline that its first decision used.
 
-    Later decision lines no longer contain the baselines of old versions.
+    The baselines of old versions are missing in later decision lines.
     """
     known: dict[str, Any] = {}
     for line in lines:
-        known = {**json.loads(line)["memory"]["baselines"], **known}
+        known = {**json.loads(line)["state"]["baselines"], **known}
     return known
 
 

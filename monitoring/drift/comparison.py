@@ -1,11 +1,11 @@
 """Compare a bucket of predictions with the training rows of its model.
 
 `evergreen.statistics.comparison` compares the profiles. Outliers are tested separately, and means
-are not compared. The score is an additional column. The histogram of the scores is compared with
-the histogram of the holdout rows.
+are not compared. The score is compared like a column. The histogram of the scores in production is
+compared with the histogram of the holdout scores.
 
-A record does not name its user, so rows of one user in several requests are treated as independent.
-If few users make most requests, the rate of false alarms is above the setting.
+Rows are not grouped by user. Rows of one user in several requests are therefore treated as
+independent. If few users make most requests, the rate of false alarms is above the setting.
 """
 
 from dataclasses import dataclass, replace
@@ -22,16 +22,16 @@ class DriftReport:
     """Comparison of one closed bucket of one version."""
 
     bucket_start: float
-    """Event time in seconds since the epoch. If small buckets were merged, this is the start of the
-    first merged bucket."""
+    """Event time in seconds since the epoch. The value for merged buckets is the start of the first
+    bucket."""
     bucket_end: float
     version: int
     rows: int
     requests: int
     reference_rows: int
     columns: tuple[ColumnDrift, ...]
-    """All compared columns in column order. The score is missing if the model registry has no
-    histogram of it."""
+    """All compared columns in column order. The column of scores is missing if the model registry
+    has no histogram of scores."""
 
     @property
     def drifted(self) -> tuple[ColumnDrift, ...]:

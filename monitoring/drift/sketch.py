@@ -1,9 +1,9 @@
 """Counts that describe one bucket of predictions. The counts do not depend on the order of records.
 
 The input is prediction batches of one model version and the model's training profile. The output is
-the bucket's profile in the cells of a `Layout`. `monitoring.drift.comparison` compares profiles.
-pyarrow is imported only when values are counted, because command lines import this module for
-settings.
+a histogram of the bucket's values for each column, with the same cells as in the training profile.
+`monitoring.drift.comparison` compares the two profiles. pyarrow is imported only when values are
+counted, because command lines import this module for settings.
 
 A cell counts values of one column. All cells are in one flat array. A numeric column has one cell
 per bucket of the reference. A categorical column has one cell per listed value, and one cell for
@@ -44,10 +44,10 @@ FORMAT_VERSION = 2
 
 
 class Layout:
-    """Cells of one reference."""
+    """Cells that count the values of each compared column."""
 
     def __init__(self, reference: TrainingReference, *, rows: Features | None = None) -> None:
-        """Build the tables, which take 0.5 MB.
+        """Build the look-up tables of the cells, which take 0.5 MB.
 
         Args:
             reference: Training profile.
@@ -57,26 +57,26 @@ class Layout:
         self.reference = reference
         rows, known = rows or reference.features, reference.profile.columns
         compared = reference.compared
-        self._lost = rows.missing_columns(compared)
+        self._missing = rows.missing_columns(compared)
         self._columns = ColumnMap(rows.columns, compared.columns)
         self._widths = (len(rows.numeric), len(rows.positions.slots))
         lengths = [LENGTH.format(name=name) for name in compared.lists]
         self._dense = (*compared.numeric, *lengths)
         self._categorical = (*compared.categorical, *compared.lists)
         self.columns = (*self._dense, *self._categorical, *([SCORE] if reference.scores else []))
-        """The compared columns: first the d numeric columns, which include the lengths of lists,
-        then the c categorical columns, which include lists, and last the score."""
+        """Compared columns in order: d numeric columns, c categorical columns, and the score. The
+        lengths of lists are numeric columns, and lists are categorical columns."""
         self.plain = np.array(
             [i for i, name in enumerate(self.columns) if name not in compared.lists], np.int64
         )
-        """Indexes of the columns with one value per row, shape [k]. All compared columns except
-        lists have one value per row."""
-        self._places = compared.positions
+        """Indexes of the compared columns that are no lists, shape [k]. These columns have one
+        value per row."""
+        self._positions = compared.positions
         sizes = [NUM_BUCKETS] * len(self._dense)
         sizes += [len(_values(known[name])) + 1 for name in self._categorical]
         sizes += [len(reference.scores.counts)] if reference.scores else []
         self.starts = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
-        """First cell of each column, and at the end the number of cells."""
+        """Index of the first cell of each column. The last entry is the number of cells."""
         self.column_of = np.repeat(np.arange(len(sizes)), sizes)
         """Column of each cell, shape [cells]."""
         self.digest = _digest(reference)
@@ -86,8 +86,8 @@ class Layout:
     def _listed_values(self, column: str) -> tuple[Any, NDArray[np.int32]]:
         """Return the listed values of a categorical column as Arrow int64, and their cells.
 
-        The last value is `MISSING_CATEGORY`, whose cell is `_NO_CELL`. One more cell follows, for
-        all unlisted values.
+        The last value is `MISSING_CATEGORY`, and its cell is `_NO_CELL`. The last cell counts all
+        unlisted values.
         """
         import pyarrow as pa
 
@@ -102,14 +102,16 @@ class Layout:
 
     def fits(self, rows: Predictions) -> bool:
         """Return whether the rows have all columns of the training rows and the expected widths."""
-        return not self._lost and (rows.dense.shape[1], rows.categorical.shape[1]) == self._widths
+        return (
+            not self._missing and (rows.dense.shape[1], rows.categorical.shape[1]) == self._widths
+        )
 
     def columns_of(
         self, dense: NDArray[np.float32], categorical: NDArray[np.int64]
     ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
         """Select from a batch the columns that the training rows have.
 
-        `dense` has shape [n, d], and `categorical` [n, slots].
+        The arrays `dense` and `categorical` have the shapes [n, d] and [n, slots].
         """
         return self._columns.rows(dense, categorical)
 
@@ -127,7 +129,7 @@ class Layout:
         num_dense = len(self._dense)
         lengths = [
             (categorical[:, start:stop] != MISSING_CATEGORY).sum(axis=1)
-            for start, stop, _ in self._places.lists
+            for start, stop, _ in self._positions.lists
         ]
         dense = np.column_stack([dense, *lengths]) if lengths else dense
         found = np.empty((len(scores), len(self.plain)), np.int32)
@@ -143,25 +145,29 @@ class Layout:
     def element_cells(
         self, categorical: NDArray[np.int64]
     ) -> Iterator[tuple[int, NDArray[np.int32], Ints]]:
-        """Yield for each list: its column index, its elements' cells, and the elements per row [n].
+        """Yield for each list the column index, the cells of elements, and the list lengths [n].
 
         The cells of all rows are concatenated.
         """
-        num_plain = len(self._listed) - len(self._places.lists)
-        for i, (start, stop, _) in enumerate(self._places.lists, start=num_plain):
-            places = categorical[:, start:stop]
-            held = places != MISSING_CATEGORY
-            yield len(self._dense) + i, self._category_cells(i, places[held]), held.sum(axis=1)
+        num_plain = len(self._listed) - len(self._positions.lists)
+        for i, (start, stop, _) in enumerate(self._positions.lists, start=num_plain):
+            elements = categorical[:, start:stop]
+            is_present = elements != MISSING_CATEGORY
+            yield (
+                len(self._dense) + i,
+                self._category_cells(i, elements[is_present]),
+                is_present.sum(axis=1),
+            )
 
     def _category_cells(self, number: int, values: NDArray[np.int64]) -> NDArray[np.int32]:
         import pyarrow as pa
         import pyarrow.compute as pc
 
         listed, cells = self._listed[number]
-        # A hash table takes half the time of np.searchsorted. With np.searchsorted, this step took
-        # a fifth of the monitor's time.
-        places = pc.index_in(pa.array(values), value_set=listed).fill_null(len(listed))
-        found: NDArray[np.int32] = cells[places.to_numpy()]
+        # A hash table takes half the time of np.searchsorted. With np.searchsorted, the look-up
+        # took a fifth of the monitor's time.
+        indexes = pc.index_in(pa.array(values), value_set=listed).fill_null(len(listed))
+        found: NDArray[np.int32] = cells[indexes.to_numpy()]
         return found
 
 
@@ -169,7 +175,7 @@ _NO_CELL = -1
 
 
 def _values(column: ColumnProfile) -> Ints:
-    """Return the values with a separate cell, for a categorical column."""
+    """Return the values of a categorical column that have their own cell."""
     assert column.values is not None
     return column.values
 
@@ -205,18 +211,18 @@ class Sketch:
         self._arrays = {
             "cells": np.zeros(
                 (int(layout.starts[-1]), 3), np.int64
-            ),  # same columns as `ColumnProfile.sums`
+            ),  # columns as in `ColumnProfile.sums`
             "present": np.zeros(
                 (num_columns, 3), np.int64
-            ),  # number of rows, sum of squares, number of requests
+            ),  # number of rows, sum over requests of squared number of rows, number of requests
             "missing": np.zeros((num_columns, 3), np.int64),
         }
 
     def add(self, predictions: Predictions) -> None:
         """Add the rows of requests.
 
-        The rows stay pending until there are `_PENDING_ROWS` of them. Then all pending rows are
-        counted.
+        The rows stay pending until there are `_PENDING_ROWS` of them. When the limit is reached,
+        all pending rows are counted.
         """
         self.rows += predictions.num_rows
         self.requests += len(predictions)
@@ -227,7 +233,7 @@ class Sketch:
             self._count()
 
     def merge(self, other: "Sketch") -> None:
-        """Add another bucket of the same layout. Do not use `other` afterwards."""
+        """Add the counts of another bucket with the same layout. Do not use `other` afterwards."""
         other._count()
         self.rows += other.rows
         self.requests += other.requests
@@ -261,9 +267,9 @@ class Sketch:
             rows=self.rows, requests=self.requests, sizes=self.squares, columns=columns
         )
 
-    # -- saved state
+    # -- save and restore
 
-    def memory(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """Return the sketch as a JSON object of about 60 kB."""
         self._count()
         flat = np.concatenate([array.reshape(-1) for array in self._arrays.values()]).astype("<i8")
@@ -273,17 +279,17 @@ class Sketch:
         return {**counted, "arrays": base64.b64encode(zlib.compress(packed, 1)).decode()}
 
     @classmethod
-    def restore(cls, layout: Layout, memory: dict[str, Any]) -> "Sketch":
-        """Restore a sketch that `memory()` saved, with the same layout.
+    def restore(cls, layout: Layout, saved: dict[str, Any]) -> "Sketch":
+        """Restore a sketch that `state_dict()` saved, with the same layout.
 
         Raises:
-            ValueError: The arrays of the saved sketch have other sizes.
+            ValueError: The array sizes of the saved sketch do not match the layout.
         """
         sketch = cls(layout)
-        sketch.rows = memory["rows"]
-        sketch.requests = memory["requests"]
-        sketch.squares = memory["squares"]
-        packed = np.frombuffer(zlib.decompress(base64.b64decode(memory["arrays"])), np.uint8)
+        sketch.rows = saved["rows"]
+        sketch.requests = saved["requests"]
+        sketch.squares = saved["squares"]
+        packed = np.frombuffer(zlib.decompress(base64.b64decode(saved["arrays"])), np.uint8)
         flat = np.ascontiguousarray(packed.reshape(8, -1).T).view("<i8").reshape(-1)
         if len(flat) != sum(array.size for array in sketch._arrays.values()):
             raise ValueError(f"sketch has {len(flat)} counts, expected those of its reference")
@@ -293,7 +299,7 @@ class Sketch:
             at += array.size
         return sketch
 
-    # -- counting
+    # -- count rows
 
     def _count(self) -> None:
         """Count all pending rows."""

@@ -15,10 +15,10 @@ buckets, later buckets are deferred. An example is the time after a long stop of
 Deferred rows are counted when `close` reaches their bucket and the caller passes the rows to
 `resume`.
 
-The saved state contains every open bucket. The caller stores this state with the number of the last
-stored prediction. After a restart, the caller observes all predictions with a higher number than
-the stored number again. If the rows of a prediction were deleted in the meantime, the prediction is
-missing in the drift reports. Nothing else is lost.
+The saved state contains every open bucket. Predictions are numbered in the order in which they are
+stored. The caller saves the number of the last observed prediction together with this state. After
+a restart, the caller adds all later predictions again. If the rows of a prediction were deleted in
+the meantime, the prediction is missing in the drift reports. Nothing else is lost.
 """
 
 from collections import Counter
@@ -45,7 +45,7 @@ Key = tuple[int, int]
 
 
 class DriftWatch:
-    """Drift watch over all versions."""
+    """Counter of predictions in buckets, which reports drift for each version."""
 
     def __init__(
         self,
@@ -57,24 +57,24 @@ class DriftWatch:
         """Start without records.
 
         Args:
-            reference_of: Returns a version's training profile, or None. The function is called
-                again for each new bucket.
+            reference_of: Returns a version's training profile, or None. The watch calls this
+                function again for each new bucket.
             settings: A bucket length of 0 turns the watch off.
-            features: Columns of the predictions. None = the columns of each version's training rows
-                are used.
+            features: Columns of the predictions. None selects the columns of each version's
+                training rows.
         """
         self._reference_of, self._settings, self._features = reference_of, settings, features
         self._length = microseconds(settings.drift_bucket_seconds)
         self._open: dict[Key, Sketch] = {}
-        """Sketches by (bucket number, version)."""
+        """Sketch of each open bucket, by (bucket number, version)."""
         self._unknown: set[Key] = set()
         self._carried: dict[int, tuple[int, Sketch]] = {}
-        """Sketches that were too small to compare, by version, each with the number of its first
-        bucket."""
+        """For each version, the merged sketch of buckets that were too small to compare, and the
+        number of the first of these buckets."""
         self._layouts: dict[int, Layout] = {}
         self._closed_up_to: float | None = None
         self._deferred_from: int | None = None
-        """First deferred bucket number. Rows in this and later buckets are not counted until
+        """Number of the first deferred bucket. Rows of deferred buckets are not counted until
         `resume`."""
         self.passed_over: Counter[str] = Counter()
         """Number of rows that no report contains, by reason: `late`, `no_reference` (no reference
@@ -124,10 +124,10 @@ class DriftWatch:
     def _make_room(self, number: int, num_rows: int) -> bool:
         """Defer the latest bucket, and return whether bucket `number` can be opened now.
 
-        `num_rows` is the number of rows for the new bucket.
+        `num_rows` is the number of rows that the new bucket would get.
         """
         farthest = max(number, max(self._open)[0])
-        if farthest == min(self._open)[0]:  # too many versions in one bucket
+        if farthest == min(self._open)[0]:  # the bucket has too many versions
             self.passed_over["too_many_versions"] += num_rows
             return False
         self._deferred_from = farthest
@@ -204,9 +204,9 @@ class DriftWatch:
             del self._layouts[next(iter(self._layouts))]
         return layout
 
-    # -- memory
+    # -- save and restore
 
-    def memory(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """Return all open buckets as a JSON object, about 60 kB each."""
         return {
             "bucket_seconds": self._settings.drift_bucket_seconds,
@@ -222,21 +222,21 @@ class DriftWatch:
             ],
         }
 
-    def restore(self, memory: dict[str, Any]) -> None:
-        """Continue from the saved state that `memory()` returned.
+    def restore(self, state: dict[str, Any]) -> None:
+        """Continue from the saved state that `state_dict()` returned.
 
         A bucket is dropped if the bucket length or the model's reference changed after the state
         was saved.
         """
-        self.passed_over.update(memory["passed_over"])
-        self._closed_up_to = memory["closed_up_to"]
-        if memory["bucket_seconds"] != self._settings.drift_bucket_seconds:
+        self.passed_over.update(state["passed_over"])
+        self._closed_up_to = state["closed_up_to"]
+        if state["bucket_seconds"] != self._settings.drift_bucket_seconds:
             return
-        self._deferred_from = memory["deferred_from"]
-        for saved in memory["open"]:
+        self._deferred_from = state["deferred_from"]
+        for saved in state["open"]:
             if sketch := self._restored(saved):
                 self._open[saved["number"], saved["version"]] = sketch
-        for saved in memory["carried"]:
+        for saved in state["carried"]:
             if sketch := self._restored(saved):
                 self._carried[saved["version"]] = (saved["number"], sketch)
 
@@ -253,5 +253,5 @@ def _saved(number: int, version: int, sketch: Sketch) -> dict[str, Any]:
         "number": number,
         "version": version,
         "layout": sketch.layout.digest,
-        "sketch": sketch.memory(),
+        "sketch": sketch.state_dict(),
     }

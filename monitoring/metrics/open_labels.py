@@ -1,16 +1,16 @@
 """AUC of rows whose attribution window is still open: estimate, bounds, and when it is final.
 
-The input is the scores and ages of the open rows, which of these rows are already clicked, and the
-click delays of matured rows. The output is the AUC that the open rows will have when their labels
-are final. The module `window` computes the numbers of matured rows.
+The input has two parts. For each open row, it has the score, the age, and whether a click has
+arrived. For matured rows, it has the click delays. The output is the AUC that the open rows will
+have when their labels are final. The module `window` computes the numbers of matured rows.
 
 **Bounds.** A click that has arrived remains a click. Any other open row may or may not become a
 click. The bounds are the minimum and maximum of the AUC over all possible labels of these rows, so
-the matured value always lies between them. The ranks of all rows do not depend on labels, and U =
-(sum of the clicks' midranks) - n1 (n1 + 1) / 2. Among the labelings with m more clicks, U is
-largest if the m rows with the highest ranks are clicked. U is smallest if the m rows with the
-lowest ranks are clicked. A cumulative sum over the sorted ranks gives the largest and smallest U
-for every m.
+the matured value is always within the bounds. The ranks of all rows do not depend on labels, and U
+= (sum of the clicks' midranks) - n1 (n1 + 1) / 2. Suppose that m of the undecided rows become
+clicks. U is then largest if they are the m undecided rows with the highest ranks. U is smallest if
+they are the m undecided rows with the lowest ranks. A cumulative sum over the sorted ranks gives
+the largest and smallest U for every m.
 
 **Estimate.** F(a) is the share of clicks that come within age a. F is estimated by the empirical
 distribution of the click delays of matured rows. Delays of matured rows are not censored. If a row
@@ -40,8 +40,8 @@ estimate."""
 _MAX_DELAYS = 10_000
 """Number of newest delays that are used. Older delays may be outdated."""
 _CLICKS_PER_PART, _MAX_PARTS = 25, 20
-"""The score range is divided into parts, each with its own correction. The first number is the
-minimum number of arrived clicks per part, and the second is the maximum number of parts."""
+"""The score range is divided into parts, and each part has a correction. `_CLICKS_PER_PART` is the
+minimum number of arrived clicks per part. `_MAX_PARTS` is the maximum number of parts."""
 
 
 class ClickDelays:
@@ -85,11 +85,11 @@ class OpenEstimate:
     """Time when the last label becomes final, in seconds since the epoch. None if there are no
     rows."""
     auc: float | None = None
-    """Estimated AUC. None if fewer than `MIN_DELAYS` delays are known, or if no labeling has both
-    classes."""
+    """Estimated AUC. None if fewer than `MIN_DELAYS` delays are known, or if the labels cannot
+    contain both classes."""
     auc_low: float | None = None
-    """Lowest AUC of any labeling, or None if no labeling has an AUC. `auc_high` is the highest
-    AUC."""
+    """Lowest AUC over all possible labels. None if the labels cannot contain both classes. The
+    highest AUC is in `auc_high`."""
     auc_high: float | None = None
 
 
@@ -124,7 +124,7 @@ def estimate_open(
             f"scores, ages and clicked have shapes {scores.shape}, {ages.shape}, {clicked.shape}"
         )
     if not ((scores >= 0) & (scores <= 1)).all():
-        raise ContractError("open rows have a score outside [0, 1], expected a probability")
+        raise ContractError("scores of open rows are outside [0, 1], expected probabilities")
     if not len(scores):
         return OpenEstimate(version=version, open_rows=0, open_clicks=0, final_at=None)
     may_click = ~clicked & (ages < window_seconds)
@@ -148,10 +148,10 @@ def estimate_open(
 def _auc_bounds(
     scores: NDArray[np.floating], clicked: NDArray[np.bool_], may_click: NDArray[np.bool_]
 ) -> tuple[float | None, float | None]:
-    """Return minimum and maximum AUC over all labelings of the rows `may_click` [n].
+    """Return the minimum and maximum AUC over all possible labels of the open rows.
 
-    The module's docstring has the proof. Labelings of one class have no AUC. The result is (None,
-    None) if no labeling has both classes.
+    The mask `may_click` [n] selects the open rows. The module's docstring has the proof. An AUC
+    needs both classes. The result is (None, None) if the labels cannot contain both classes.
     """
     _, inverse, sizes = np.unique(scores, return_inverse=True, return_counts=True)
     ranks = (np.cumsum(sizes) - (sizes - 1) / 2.0)[inverse.reshape(-1)]

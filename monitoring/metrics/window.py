@@ -1,4 +1,4 @@
-"""Windows of the newest matured rows and ranked lists per model version, and their KPIs.
+"""Keep the newest matured rows and ranked lists of each model version, and compute its KPIs.
 
 `statistics.metrics` defines the KPIs. `monitoring.state.store` stores rows across restarts.
 """
@@ -31,14 +31,14 @@ class RowWindow:
     def __init__(self, capacity: int) -> None:
         self._capacity, self._num_requests = capacity, 0
         self.labels: NDArray[np.uint8] = np.zeros(0, np.uint8)
-        """0 or 1, shape [n]."""
+        """Label of each row, 0 or 1, shape [n]."""
         self.scores: NDArray[np.float32] = np.zeros(0, np.float32)
-        """Probabilities, shape [n]."""
+        """Score of each row, a probability, shape [n]."""
         self.groups: NDArray[np.int64] = np.zeros(0, np.int64)
         """User number of each row, shape [n].
 
-        The number of a known user is at least 0. An unknown user has a unique number per request,
-        below `MISSING_CATEGORY`.
+        A known user has a number of at least 0. For an unknown user, each request has a unique
+        number below `MISSING_CATEGORY`.
         """
 
     def update(self, requests: MaturedRequests) -> None:
@@ -65,7 +65,7 @@ class RankedList(NamedTuple):
 
     is_hit: bool
     ndcg: float | None
-    """None if there is no click."""
+    """NDCG@k of the list. None if there is no click."""
 
 
 class VersionWindows:
@@ -79,7 +79,7 @@ class VersionWindows:
 
     @property
     def versions(self) -> tuple[int, ...]:
-        """Versions with rows, the most recently updated one last."""
+        """Versions with rows. The most recently updated version is last."""
         return tuple(self._windows)
 
     def __getitem__(self, version: int) -> RowWindow:
@@ -93,7 +93,7 @@ class VersionWindows:
     def lists(self, version: int) -> tuple[RankedList, ...]:
         """Return the newest ranked lists of `version`, oldest first.
 
-        The result is empty if the version answered no ranking.
+        The result is empty if no request to the version was a ranking.
         """
         return tuple(self._lists.get(version, ()))
 
@@ -135,7 +135,7 @@ class Kpis:
     rows: int
     clicks: int
     auc: float | None
-    """None unless both classes are present."""
+    """AUC of the window. None unless both classes are present."""
     auc_low: float | None
     """Lower end of the 95 % interval (DeLong, with rows grouped by user, or by request if the user
     is unknown). None if clicks or non-clicks come from too few groups."""

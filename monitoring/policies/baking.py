@@ -4,15 +4,17 @@ The input is the matured rows of the serving version, the gate's metrics of that
 earlier metrics of its predecessor. The output is a decision, which is `ROLLBACK` if the version
 must be rolled back. Five tests share `bake_alpha` equally. Four of the five tests use outcomes:
 
-- AUC: the e-process of `monitoring.policies.betting` compares the AUC with a limit. Two 95 %
-  intervals set the limit: the gate's interval, and the interval of the predecessor's last window.
-  The limit is the smaller of the two lower ends, minus `max_auc_loss`. The predecessor is included
-  because a rollback to an equally bad version would not help. For example, a change of user
-  behaviour lowers the AUC of both versions.
-- Two tests of calibration (too many or too few clicks) and one of the click rate: each test sums
-  the excess over its limit, for example clicks minus limit times predicted clicks. Each request
-  adds one term to the sum. `mixture_evidence` evaluates the sum, and its result is valid under any
-  number of looks.
+- AUC: the e-process of `monitoring.policies.betting` compares the AUC with a limit. The limit is
+  computed from two 95 % intervals: the gate's interval of this version, and the interval of the
+  predecessor's last window. The smaller of their lower ends, minus `max_auc_loss`, is the limit.
+  The predecessor is included because a rollback to an equally bad version would not help. For
+  example, a change of user behaviour lowers the AUC of both versions.
+- Calibration: the first test detects too many clicks, and the second test detects too few clicks.
+- Click rate: the test detects a click rate below a limit.
+
+Each test of calibration or click rate adds one term per request to a sum. The term is the excess
+over the limit. For too many clicks, the term is the clicks minus the limit times the predicted
+clicks. `mixture_evidence` evaluates the sum, and its result is valid under any number of looks.
 
 The fifth test needs no labels: it counts scores that are not probabilities
 (`monitoring.retraining.new_versions`). A version that gives every row the same score is rolled back
@@ -38,7 +40,7 @@ from monitoring.policies.policy import (
     Decision,
     Evidence,
     MaturedRows,
-    PolicyMemory,
+    PolicyState,
     without_oldest,
 )
 
@@ -53,12 +55,12 @@ _STUCK_ROWS = 1_000
 """Minimum number of rows for the check of equal scores. If all scores are equal, the model ignores
 its input."""
 _SUSPICION = 3.0
-"""A version becomes suspect when its evidence reaches this value. A suspect version bakes on until
-its evidence falls below this value or is enough for a rollback. For a version within its limits,
-the evidence begins at 1 and falls."""
+"""A version becomes suspect when its evidence reaches this value. The baking of a suspect version
+continues. Baking can end when the evidence falls below this value, or is enough for a rollback. For
+a version within its limits, the evidence begins at 1 and falls."""
 _TUNED_SQUARES = 50.0
-"""Sum of squares at which `mixture_evidence` is most sensitive. In the test of too many clicks, the
-sum of squares is about the number of clicks."""
+"""The most sensitive range of `mixture_evidence` is around this sum of squares. In the test of too
+many clicks, the sum of squares is about the number of clicks."""
 _NOTHING: Mapping[str, Any] = {"state": BAKES, "rows": 0, "evidence": None, "least_auc": None}
 """State of a version before its first row."""
 _NO_WINDOW = {
@@ -69,7 +71,7 @@ _NO_WINDOW = {
     "clicks": 0,
     "window_version": None,
 }
-"""Numbers of a decision if the window has no row of the decided version."""
+"""Numbers in a decision about a version that has no row in the window."""
 _OF_TESTS = ("auc", "sums", "low", "high")
 """Keys of a version's state that are used by the statistical tests only."""
 _UNDER, _OVER, _RATE = (
@@ -80,12 +82,14 @@ _UNDER, _OVER, _RATE = (
 
 
 def mixture_evidence(total: float, squares: float) -> float:
-    """Return the evidence that terms have a mean above 0. The evidence is 1 if there are no terms.
+    """Return the evidence that the terms of a sum have a mean above 0.
+
+    The evidence is 1 if there are no terms.
 
     If the mean is at most 0, the probability that the evidence ever reaches 1 / alpha is about
     alpha, under any number of looks. The evidence is a mixture of exp(l * total - l^2 * squares /
-    2) over half-normal l (Robbins 1970), for many independent terms (asymptotic: Waudby-Smith et
-    al. 2021).
+    2) over half-normal l (Robbins 1970). It is valid for many independent terms (asymptotic:
+    Waudby-Smith et al. 2021).
 
     Args:
         total: Sum of the terms.
@@ -100,7 +104,7 @@ def mixture_evidence(total: float, squares: float) -> float:
     z = total / math.sqrt(width)
     if z > 30:
         return math.inf
-    if z < -30:  # the two factors below overflow or underflow
+    if z < -30:  # avoid the overflow of exp and the underflow of cdf in the next formula
         return 2.0 * math.sqrt(_TUNED_SQUARES / width) / (-z * math.sqrt(2.0 * math.pi))
     return 2.0 * math.sqrt(_TUNED_SQUARES / width) * math.exp(z * z / 2.0) * NormalDist().cdf(z)
 
@@ -113,27 +117,29 @@ class BakingPolicy:
     def __init__(self, settings: BakingSettings) -> None:
         self._settings = settings
 
-    def decide(self, evidence: Evidence, memory: PolicyMemory) -> tuple[Decision, PolicyMemory]:
+    def decide(self, evidence: Evidence, state: PolicyState) -> tuple[Decision, PolicyState]:
         """See `Policy`.
 
-        For each version, `memory` contains its state, its limits and the sums of its tests.
+        For each version, `state` contains its state, its limits and the sums of its tests.
         """
-        known: dict[str, Any] = dict(memory.get("versions", {}))
+        known: dict[str, Any] = dict(state.get("versions", {}))
         version, has_rows = str(evidence.version), len(evidence.rows.labels) > 0
         if version not in known and not has_rows:
             # Use only the version's own rows. Compute the limits from the last rows of the
             # predecessor.
             reason = f"no row of model version {evidence.version} has matured yet"
-            return self._decision(evidence, {**_NOTHING, "reason": reason}), memory
-        state = known.get(version) or self._begin(evidence)
-        if state["state"] == BAKES and has_rows:
-            state = self._evaluate(evidence, state)
-        if state["state"] != BAKES:
+            return self._decision(evidence, {**_NOTHING, "reason": reason}), state
+        version_state = known.get(version) or self._begin(evidence)
+        if version_state["state"] == BAKES and has_rows:
+            version_state = self._evaluate(evidence, version_state)
+        if version_state["state"] != BAKES:
             # Every decision line contains the complete state. Fields that only the statistical
             # tests use are therefore dropped.
-            state = {name: value for name, value in state.items() if name not in _OF_TESTS}
-        known = without_oldest({**known, version: state}, needed=[evidence.version])
-        return self._decision(evidence, state), {"versions": known}
+            version_state = {
+                name: value for name, value in version_state.items() if name not in _OF_TESTS
+            }
+        known = without_oldest({**known, version: version_state}, needed=[evidence.version])
+        return self._decision(evidence, version_state), {"versions": known}
 
     def _begin(self, evidence: Evidence) -> dict[str, Any]:
         gate, before = evidence.baseline, evidence.predecessor
@@ -169,7 +175,7 @@ class BakingPolicy:
         if (least := state["least_auc"]) is not None:
             process = EProcess(least, state.get("auc", {}))
             process.update(rows, enough)
-            state["auc"] = process.memory()
+            state["auc"] = process.state_dict()
             found[f"evidence that the AUC is below {least:.3f}"] = process.value
         state["sums"] = self._add_terms(rows, state)
         names = {
@@ -218,8 +224,8 @@ class BakingPolicy:
     def _add_terms(self, rows: MaturedRows, state: Mapping[str, Any]) -> dict[str, list[float]]:
         """Return the sums of the tests, updated with `rows`.
 
-        Each test has three sums: of the excess over its limit, of the squared excess, and of the
-        clicks or expected clicks.
+        Each test has three sums: the excess over its limit, the squared excess, and the clicks or
+        expected clicks.
         """
         ratio, least_rate = self._settings.max_calibration_ratio, state["least_rate"]
         clicks = np.bincount(rows.groups, rows.labels)
@@ -262,7 +268,7 @@ class BakingPolicy:
 
 
 def _check(name: str, evidence: float, enough: float) -> Check:
-    """Return the check of one test, which fails if the evidence reaches `enough`."""
+    """Return the check of one test. The check fails if the evidence reaches `enough`."""
     result = FAIL if evidence >= enough else INCONCLUSIVE if evidence >= _SUSPICION else PASS
     return Check(name=name, value=evidence, limit=enough, bound=BELOW, result=result)
 

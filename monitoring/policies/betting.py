@@ -2,31 +2,33 @@
 
 The input is matured rows in order. The output is the e-value and the time at which it began to
 grow. `monitoring.policies.policies` bases its decisions on the e-value and on the start of its
-growth. An e-process can be read as the capital of a gambler who bets against the claim.
+growth. The literature describes an e-value as the capital of a gambler who bets against the claim.
+Choosing lambda is then choosing the size of a bet.
 
 **Payoff.** A round is a fixed number of successive requests. Each round compares every click with
-every non-click of *different* requests in the round. A pair scores 1 if the click has the higher
-score, 1/2 for a tie, and 0 otherwise, each minus theta. The payoff X is the sum over pairs, divided
-by a number fixed before the round (the planned pairs), so that X is in [-theta, 1 - theta]. No two
-rounds share a row. Rows of one request, which share their user, are in one round and never form a
-pair. If the AUC over the pairs of different requests is at least theta, then E[X | earlier rounds]
->= 0. If lambda in [0, 1 / (1 - theta)) is chosen before the round, the factor 1 - lambda X has a
-mean of at most 1. The product of the factors is a nonnegative supermartingale (betting on a bounded
-mean: Waudby-Smith and Ramdas 2024, JRSS-B 86).
+every non-click of *different* requests in the round. The result of a pair is 1 if the click has the
+higher score, 1/2 for a tie, and 0 otherwise. The payoff X is the sum of (result - theta) over the
+pairs, divided by the planned number of pairs. The planned number is fixed before the round, so X is
+in [-theta, 1 - theta]. No two rounds share a row. Rows of one request, which share their user, are
+in one round and never form a pair. If the AUC over the pairs of different requests is at least
+theta, then E[X | earlier rounds] >= 0. If lambda in [0, 1 / (1 - theta)) is chosen before the
+round, the factor 1 - lambda X has a mean of at most 1. The product of the factors is a nonnegative
+supermartingale (betting on a bounded mean: Waudby-Smith and Ramdas 2024, JRSS-B 86).
 
-**Mixture.** A bet may start before any round s with the share w_s of the capital, where w_1 + w_2 +
-... = 1. A share stays constant until its bet starts. Each share is split equally over several
-values of lambda, the `FRACTIONS` of the largest lambda. A mixture of supermartingales is a
-supermartingale, so the capital is an e-process (Ramdas et al. 2023, Statistical Science 38). By
-Ville's inequality (1939), P(the capital ever reaches 1 / alpha) <= alpha, over all time and at
-every look. If a drift begins after long service, bets that start late detect it. By the time of
-such a drift, the bets that started early have lost their shares of the capital. A bet that starts
-at round t costs only a factor of 1 / w_t, whose logarithm is about log t. The restarted e-detectors
-of Shin, Ramdas and Rinaldo (2024) detect a drift sooner. However, restarted e-detectors bound the
-mean time between false alarms, not the probability of any false alarm.
+**Mixture.** The e-value is a weighted sum of products of these factors. For each round s, one
+product starts at round s with the weight w_s, where w_1 + w_2 + ... = 1. A product is 1 until its
+first round. The weight of each start is split equally over several products. The lambdas of these
+products are the largest lambda times each of `FRACTIONS`. A weighted mean of supermartingales is a
+supermartingale, so the e-value is that of an e-process (Ramdas et al. 2023, Statistical Science
+38). By Ville's inequality (1939), P(the e-value ever reaches 1 / alpha) <= alpha, over all time and
+at every look. If a drift begins after long service, the products that start late detect it. By the
+time of such a drift, the products that started early are close to 0. A product that starts at round
+t costs only a factor of 1 / w_t, whose logarithm is about log t. The restarted e-detectors of Shin,
+Ramdas and Rinaldo (2024) detect a drift sooner. However, restarted e-detectors bound the mean time
+between false alarms, not the probability of any false alarm.
 
-**Several versions.** Each version has its own rounds and its own theta. The bets of all versions
-multiply the same capital, one after the other. The lambda of a round follows from theta, and is
+**Several versions.** Each version has its own rounds and its own theta. The rounds of all versions
+multiply the same e-value, one after the other. The lambda of a round follows from theta, and is
 chosen before the rows of the round are known. The product over the rounds of all versions is
 therefore a supermartingale if the AUC of each version is at least the version's theta. A single
 application of Ville's inequality covers all versions together.
@@ -55,15 +57,15 @@ from numpy.typing import NDArray
 from monitoring.policies.policy import NO_ROWS, MaturedRows
 
 FRACTIONS = tuple(0.9 / 2**k for k in range(6))
-"""Bets as fractions of the largest lambda. Large bets suit a steep drop, and small bets suit an AUC
-just below theta."""
+"""Values of lambda as fractions of the largest lambda. Large values suit a steep drop, and small
+values suit an AUC just below theta."""
 _ROUND_CLICKS, _ROUND_OTHERS = 1.0, 6.0
 """Minimum expected clicks and non-clicks of a round. With more non-clicks than clicks, each click
-is compared with several non-clicks, and the largest amount that a bet can lose in a round stays
-small. The largest possible loss limits lambda, the size of a bet."""
+is compared with several non-clicks, and a single round cannot reduce the e-value much. The largest
+payoff of a round limits lambda."""
 _FIRST_CLICKS = 10
-"""Number of clicks that are counted before the first round. The count determines the size of the
-first round."""
+"""Number of clicks that are counted before the first round. The counted rows determine the size of
+the first round."""
 _REMEMBERED_CLICKS = 1000.0
 """Approximate number of newest clicks that determine the size of the next rounds."""
 _MAX_REQUESTS = 20_000
@@ -77,32 +79,32 @@ mean."""
 class Rounds:
     """Divides one version's rows into rounds, and computes the payoff of each round."""
 
-    def __init__(self, theta: float, memory: Mapping[str, Any]) -> None:
-        """Continue from the saved state that `memory()` returned.
+    def __init__(self, theta: float, state: Mapping[str, Any]) -> None:
+        """Continue from the saved state that `state_dict()` returned.
 
-        The rounds start anew if the state is empty or was computed for another `theta`. `theta`
+        The first round starts anew if the state is empty or belongs to another `theta`. `theta`
         must be in (0, 1).
         """
-        if memory.get("theta") != theta:
-            memory = {}  # The evidence was computed against another theta.
+        if state.get("theta") != theta:
+            state = {}  # The saved state belongs to another theta.
         self.theta = theta
         # Sums over requests: requests, clicks, squared clicks, non-clicks, squared non-clicks.
-        self._sums = np.asarray(memory.get("sums", np.zeros(5)))
-        self._rows = _unpack_rows(memory["rows"]) if "rows" in memory else NO_ROWS
+        self._sums = np.asarray(state.get("sums", np.zeros(5)))
+        self._rows = _unpack_rows(state["rows"]) if "rows" in state else NO_ROWS
 
-    def memory(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """Return the state for a successor process as a JSON object."""
         return {"theta": self.theta, "sums": self._sums.tolist(), "rows": _pack_rows(self._rows)}
 
     @property
     def lambdas(self) -> list[float]:
-        """Bet on a round for each fraction in `FRACTIONS`."""
+        """Values of lambda for a round, one for each of `FRACTIONS`."""
         return [fraction / (1.0 - self.theta) for fraction in FRACTIONS]
 
-    def play(self, rows: MaturedRows) -> tuple[list[float], list[float]]:
-        """Add `rows`, and return the payoffs and the clicks of the rounds that they complete.
+    def add(self, rows: MaturedRows) -> tuple[list[float], list[float]]:
+        """Add `rows`, and return the payoff and the number of clicks of each newly completed round.
 
-        Rounds in which no pair is possible are skipped.
+        Rounds without any pair are skipped.
         """
         plan = self._plan_round()
         self._count_rows(rows)
@@ -126,8 +128,8 @@ class Rounds:
         wins, pairs = cross_wins(labels, scores, groups, rounds=rounds, num_rounds=num_rounds)
         payoffs = (wins - self.theta * pairs) / np.maximum(pairs, planned_pairs)
         clicks = np.bincount(rounds, labels, num_rounds)
-        played = pairs > 0
-        return payoffs[played].tolist(), clicks[played].tolist()
+        has_pairs = pairs > 0
+        return payoffs[has_pairs].tolist(), clicks[has_pairs].tolist()
 
     def _plan_round(self) -> tuple[int, float] | None:
         """Return the next round's number of requests and planned pairs, or None.
@@ -157,35 +159,37 @@ class Rounds:
 
 
 class EValue:
-    """E-value of the bets on successive rounds."""
+    """E-value of successive rounds."""
 
-    def __init__(self, memory: Mapping[str, Any]) -> None:
-        """Continue from what `memory()` returned. The e-value starts anew if the state is empty."""
-        self._shares: list[float] = list(memory.get("shares", (0.0,) * len(FRACTIONS)))
-        self.rounds = int(memory.get("rounds", 0))
+    def __init__(self, state: Mapping[str, Any]) -> None:
+        """Continue from the state that `state_dict()` returned.
+
+        The e-value starts anew if the state is empty.
+        """
+        self._products: list[float] = list(state.get("products", (0.0,) * len(FRACTIONS)))
+        self.rounds = int(state.get("rounds", 0))
         """Number of rounds with at least one pair."""
-        self.clicks = int(memory.get("clicks", 0))
+        self.clicks = int(state.get("clicks", 0))
         """Number of clicks in the rounds with at least one pair."""
 
-    def memory(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """Return the state for a successor process as a JSON object."""
-        return {"shares": list(self._shares), "rounds": self.rounds, "clicks": self.clicks}
+        return {"products": list(self._products), "rounds": self.rounds, "clicks": self.clicks}
 
     @property
     def value(self) -> float:
         """The e-value, 1 before the first round."""
-        return sum(self._shares) / len(self._shares) + 1.0 / math.log2(self.rounds + 2)
+        return sum(self._products) / len(self._products) + 1.0 / math.log2(self.rounds + 2)
 
-    def bet(
+    def update(
         self, payoffs: list[float], clicks: list[float], lambdas: list[float], *, enough: float
     ) -> bool:
-        """Multiply the capital round by round until it reaches `enough`.
+        """Update the e-value round by round until it reaches `enough`.
 
         Args:
             payoffs: Payoff of each round.
             clicks: Number of clicks of each round.
-            lambdas: Bets on each round, one per fraction of the largest lambda, chosen before the
-                round.
+            lambdas: Values of lambda, one for each of `FRACTIONS`, chosen before the rounds.
             enough: E-value after which the remaining rounds are skipped.
 
         Returns:
@@ -196,8 +200,8 @@ class EValue:
             self.rounds += 1
             self.clicks += int(of_round)
             start = 1.0 / math.log2(self.rounds + 1) - 1.0 / math.log2(self.rounds + 2)
-            self._shares = [
-                (s + start) * (1.0 - bet * payoff) for s, bet in zip(self._shares, lambdas)
+            self._products = [
+                (s + start) * (1.0 - each * payoff) for s, each in zip(self._products, lambdas)
             ]
             if self.value >= enough:
                 return True
@@ -207,19 +211,19 @@ class EValue:
 class EProcess:
     """E-process over the rows of one version, against one null hypothesis."""
 
-    def __init__(self, theta: float, memory: Mapping[str, Any]) -> None:
-        """Continue from the saved state that `memory()` returned.
+    def __init__(self, theta: float, state: Mapping[str, Any]) -> None:
+        """Continue from the saved state that `state_dict()` returned.
 
         The e-process starts anew if the state is empty or has another `theta`. `theta` must be in
         (0, 1).
         """
-        self._rounds = Rounds(theta, memory)
-        self._e_value = EValue(memory if memory.get("theta") == theta else {})
+        self._rounds = Rounds(theta, state)
+        self._e_value = EValue(state if state.get("theta") == theta else {})
         self.theta = theta
 
-    def memory(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """Return the state for a successor process as a JSON object."""
-        return {**self._rounds.memory(), **self._e_value.memory()}
+        return {**self._rounds.state_dict(), **self._e_value.state_dict()}
 
     @property
     def rounds(self) -> int:
@@ -237,36 +241,37 @@ class EProcess:
         return self._e_value.value
 
     def update(self, rows: MaturedRows, enough: float) -> bool:
-        """Bet on every round that `rows` complete, and return whether the e-value reached `enough`.
+        """Add `rows`, update the e-value by all rounds that are now complete, and report success.
 
-        Once the e-value has reached `enough`, the remaining rounds are skipped.
+        Returns:
+            Whether the e-value reached `enough`. Rounds that follow this round are skipped.
         """
-        payoffs, clicks = self._rounds.play(rows)
-        return self._e_value.bet(payoffs, clicks, self._rounds.lambdas, enough=enough)
+        payoffs, clicks = self._rounds.add(rows)
+        return self._e_value.update(payoffs, clicks, self._rounds.lambdas, enough=enough)
 
 
 _LARGEST = 1e300
-"""Upper limit of a trail's product, because JSON has no infinity."""
+"""Upper limit of `Trail.value`, because JSON has no infinity."""
 
 
 @dataclass(frozen=True)
 class Trail:
-    """Running product of the factors of one bet.
+    """Running product of the factors for one value of lambda.
 
     If the product falls to 1 or below, it restarts at 1.
     """
 
     value: float = 1.0
     since: float | None = None
-    """Event time in seconds. The product includes only rows after `since`. None if the product is
-    1."""
+    """Event time in seconds after which the rows of the product begin. None if the product is 1."""
     shown_at: float | None = None
-    """Event time of the rows with which the product first became large enough, or None."""
+    """Event time of the newest row when the product first reached the threshold of an alarm, or
+    None."""
 
     def after(self, factor: float, *, since: float, until: float, enough: float) -> "Trail":
         """Return the trail multiplied by the factor of one decision point.
 
-        The factor comes from the rows between `since` and `until`.
+        `factor` is computed from the rows between `since` and `until`.
         """
         began = since if self.since is None else self.since
         value = min(self.value * factor, _LARGEST)
@@ -277,7 +282,7 @@ class Trail:
 
 
 def factors(payoffs: list[float], lambdas: list[float]) -> list[float]:
-    """Return the product of the rounds' factors for each bet.
+    """Return for each lambda the product of the factors of all rounds.
 
     The factors are multiplied in the order of the rounds, so that every machine gets the same bits.
     """
@@ -295,16 +300,16 @@ def cross_wins(
     rounds: NDArray[np.int64],
     num_rounds: int,
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Count the pairs of a click and a non-click in different groups, and the wins of the click.
+    """Compare every click with every non-click of a different group, separately for each round.
 
-    A tie is half a win. Groups and rounds are numbered from 0, and their numbers ascend. All rows
-    of a group are in one round, and a round may have no row.
+    A click with the higher score wins, and a tie is half a win. Groups and rounds are numbered from
+    0, and their numbers ascend. All rows of a group are in one round, and a round may have no row.
 
     Args:
-        labels: 0 or 1, shape [n].
-        scores: Shape [n].
-        groups: Shape [n].
-        rounds: Shape [n].
+        labels: Label of each row, 0 or 1, shape [n].
+        scores: Score of each row, shape [n].
+        groups: Group of each row, for example its user or its request, shape [n].
+        rounds: Round of each row, shape [n].
         num_rounds: Number of rounds.
 
     Returns:
@@ -342,7 +347,7 @@ def _count_wins(
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Count for each key the pairs of a click and a non-click, and the pairs that the click wins.
 
-    The results are multiples of 1/2, so they have no rounding error.
+    A tie is half a win. Wins are therefore multiples of 1/2 without a rounding error.
     """
     order = np.lexsort((scores, keys))
     label = labels[order]

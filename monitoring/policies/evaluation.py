@@ -9,7 +9,7 @@ or on the loop, so the monitor and a backtest over its archive write equal lines
 
 Rows of a version mature for a whole attribution window after the version was replaced. The last
 rows of a version are evidence about its successor too, because both versions see the same traffic.
-The policies choose which rows are evidence against which version.
+The policies choose the rows that are evidence against a version.
 
 Decision points are the multiples of `decide_seconds`. Times are whole microseconds
 (`contracts.raw_rows.microseconds`).
@@ -40,8 +40,8 @@ from monitoring.policies.policy import (
 from monitoring.rows import MaturedRequests
 
 _MAX_PASSED_OVER = 1000
-"""Maximum number of remembered request ids. The requests with these ids came too late for their
-decision point. These requests must stay excluded after a restart."""
+"""Maximum number of remembered request ids. Requests with these ids came too late for their
+decision point, and must stay excluded after a restart."""
 
 
 def no_baseline(version: int) -> Baseline | None:
@@ -50,12 +50,11 @@ def no_baseline(version: int) -> Baseline | None:
 
 
 def serving_ahead(settings: EvaluationSettings) -> float:
-    """Return the seconds after a decision point whose predictions still affect the decision.
+    """Return for how many seconds after a decision point predictions still affect its decision.
 
-    These predictions show which version served at the decision point.
-
-    The result is the attribution window minus the grace period, because the last predictions before
-    the watermark may arrive late.
+    Predictions after a decision point show which version served at the point. The result is the
+    attribution window minus the grace period, because the last predictions before the watermark may
+    arrive late.
     """
     return max(settings.attribution_window_seconds - settings.drift_grace_seconds, 0.0)
 
@@ -69,21 +68,22 @@ class Evaluator:
         policies: Sequence[Policy],
         *,
         baseline: Callable[[int], Baseline | None] = no_baseline,
-        memory: Mapping[str, Any] | None = None,
+        state: Mapping[str, Any] | None = None,
     ) -> None:
-        """Continue from `memory`, or start anew.
+        """Continue from `state`, or start anew.
 
-        After that, the caller must call `restore` with the requests that have matured so far, and
-        `record_predictions` with the predictions after `decided_until + serving_ahead(settings)`.
+        The caller must then call `restore` with the requests that have matured so far. The caller
+        must also call `record_predictions` with the predictions after `decided_until +
+        serving_ahead(settings)`.
 
         Args:
             settings: Length of the windows, and the times of decisions.
             policies: Policies in order.
             baseline: Returns a version's baseline. The function is called once per version, so that
                 a later verdict does not change the decisions of a backtest.
-            memory: State that `memory()` returned or that a `DecisionPoint` contains, or None.
+            state: State that `state_dict()` returned or that a `DecisionPoint` contains, or None.
         """
-        known = memory or {}
+        known = state or {}
         self._policies = tuple(policies)
         self._baseline_of = baseline
         self._span = microseconds(settings.decide_seconds)
@@ -100,13 +100,15 @@ class Evaluator:
             tuple(known["last_prediction"]) if known.get("last_prediction") else None
         )
         self._matured_total = int(known.get("matured_total", 0))
-        self._memories: dict[str, dict[str, Any]] = dict(known.get("policies", {}))
+        self._policy_states: dict[str, dict[str, Any]] = dict(known.get("policies", {}))
         self._baselines: dict[str, dict[str, Any] | None] = dict(known.get("baselines", {}))
         self._predecessors: dict[str, dict[str, float | None] | None] = dict(
             known.get("predecessors", {})
         )
         self._drift = [
-            FeatureDrift(**{**each, "drifted": tuple(each["drifted"])})  # JSON has no tuples
+            FeatureDrift(
+                **{**each, "drifted": tuple(each["drifted"])}
+            )  # convert a list to a tuple, because JSON has no tuples
             for each in known.get("drift", ())
         ]
         self.num_passed_over = int(known.get("num_passed_over", 0))
@@ -118,7 +120,7 @@ class Evaluator:
     def decided_until(self) -> float | None:
         """The last decision point in seconds of event time, or None.
 
-        Earlier rows are no longer used.
+        Rows up to this decision point are not used in later decisions.
         """
         return None if self._decided is None else self._decided / 1e6
 
@@ -127,10 +129,10 @@ class Evaluator:
         """Version that serves at the last decision point. None before the first decision point."""
         return self._timeline.version
 
-    def memory(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """Return the state for a successor process as a JSON object, without the rows."""
         return {
-            **self._memory_at(self._decided),
+            **self._state_at(self._decided),
             "decided_until": self.decided_until,
             "last_prediction": self._timeline.last,
             "drift": [asdict(each) for each in self._drift],
@@ -138,13 +140,13 @@ class Evaluator:
             "passed_over": self._passed_over,
         }
 
-    def _memory_at(self, point: int | None) -> dict[str, Any]:
+    def _state_at(self, point: int | None) -> dict[str, Any]:
         """Return the part of the state that depends only on the records up to `point`."""
         return {
             "decided": point,
             "lineage": [list(each) for each in self._timeline.lineage],
             "matured_total": self._matured_total,
-            "policies": dict(self._memories),
+            "policies": dict(self._policy_states),
             "baselines": dict(self._baselines),
             "predecessors": dict(self._predecessors),
         }
@@ -152,7 +154,7 @@ class Evaluator:
     def record_predictions(
         self, times: NDArray[np.float64], versions: NDArray[np.int32], *, canary: NDArray[np.bool_]
     ) -> None:
-        """Record which versions answered, with the times of their answers. Canaries are ignored.
+        """Record the versions and times of predictions. Canaries are ignored.
 
         If the same predictions are recorded again, nothing changes.
 
@@ -201,8 +203,8 @@ class Evaluator:
     def decide_up_to(self, matured_until: float) -> list[DecisionPoint]:
         """Decide at every decision point up to an event time.
 
-        All predictions up to the event time must have matured. A point has no decision if no row of
-        the serving version's lineage matured.
+        All predictions up to the event time must have matured. No decision is made at a point if no
+        row of the serving version's lineage has matured.
         """
         last = microseconds(matured_until) // self._span * self._span
         if self._decided is not None and 0 <= self._decided - last <= microseconds(
@@ -244,7 +246,7 @@ class Evaluator:
         return np.asarray(requests.micros <= self._decided)
 
     def _decide_at(self, point: int, requests: MaturedRequests) -> DecisionPoint:
-        """Decide on new requests in order. All of them come from versions of the lineage."""
+        """Decide on new requests in order. All requests were scored by versions of the lineage."""
         version, since = self._timeline.lineage[-1]
         of_lineage = dict(requests.by_version())
         shown = version if version in self._windows.versions else int(requests.versions[-1])
@@ -269,8 +271,8 @@ class Evaluator:
         )
         decisions = []
         for policy in self._policies:
-            decision, memory = policy.decide(evidence, self._memories.get(policy.name, {}))
-            self._memories[policy.name] = dict(memory)
+            decision, state = policy.decide(evidence, self._policy_states.get(policy.name, {}))
+            self._policy_states[policy.name] = dict(state)
             decisions.append(decision)
         return DecisionPoint(
             time=evidence.time,
@@ -278,7 +280,7 @@ class Evaluator:
             decision=combine(tuple(decisions)),
             decisions=tuple(decisions),
             kpis=evidence.kpis,
-            memory=self._memory_at(point),
+            state=self._state_at(point),
         )
 
     def _remember_baselines(self, versions: set[int]) -> None:
@@ -314,8 +316,8 @@ class Evaluator:
         """Remove all buckets that have closed, and return the removed buckets of `version`.
 
         When a decision is made about `point`, the log was read up to one attribution window after
-        `point`. A bucket has closed if its end is at least the grace period earlier than the end of
-        that window.
+        `point`. A bucket has closed if its end plus the grace period is at most one attribution
+        window after `point`.
         """
         ahead = (point + self._drift_ahead) / 1e6
         closed = sorted(
@@ -335,25 +337,25 @@ def _rows_of(requests: MaturedRequests) -> MaturedRows:
 
 
 MAX_LINEAGE = 64
-"""Maximum number of versions of a lineage that are remembered, newest first. Within one attribution
-window, fewer versions than this number serve traffic."""
+"""Maximum number of versions of a lineage that are remembered, newest first. The limit is larger
+than the number of versions that serve within one attribution window."""
 
 
 class _ServingTimeline:
     """The version that serves at each point, and its lineage.
 
-    The newest non-canary prediction determines the serving version. Predictions up to `ahead` after
-    the point are included (see `serving_ahead`). The highest version number would be wrong, because
-    a rollback serves an older version. If two predictions have the same time, the prediction of the
-    higher version counts as newer. A version that is replaced by an earlier version was rolled back
-    and leaves the lineage.
+    The newest non-canary prediction determines the serving version. A decision point also uses
+    predictions that are at most `ahead` microseconds later than the point (see `serving_ahead`).
+    The highest version number would be wrong, because a rollback serves an older version. If two
+    predictions have the same time, the prediction of the higher version counts as newer. A version
+    that is replaced by an earlier version was rolled back and leaves the lineage.
     """
 
     def __init__(self, span: int, ahead: int) -> None:
         self._span, self._ahead = span, ahead
-        # For each future decision point: the versions that answered since the previous decision
-        # point, with the times of their first and last prediction. The number of entries does not
-        # grow with the traffic.
+        # Versions with predictions between the previous decision point and each future decision
+        # point, with the times of first and last prediction. The number of entries does not grow
+        # with the traffic.
         self._seen: dict[int, dict[int, tuple[int, int]]] = {}
         self.lineage: list[tuple[int, int]] = []
         """The last serving version and its predecessors, ascending. Each version has the
@@ -372,7 +374,7 @@ class _ServingTimeline:
         return self.lineage[-1][0] if self.lineage else None
 
     def seen_until(self, point: int) -> int:
-        """Return the time up to which all predictions are known at the decision about `point`."""
+        """Return the event time up to which a decision about `point` uses predictions."""
         return point + self._ahead
 
     def record(self, times: NDArray[np.int64], versions: NDArray[np.int32]) -> None:
@@ -380,7 +382,7 @@ class _ServingTimeline:
 
         Clients publish a prediction a little after its event time, so its decision point may have
         passed. A prediction that is newer than all known predictions is then used at the next
-        decision point. Any other such prediction is ignored.
+        decision point. A late prediction that is not newer is ignored.
 
         Args:
             times: Microseconds, shape [m].
@@ -407,11 +409,11 @@ class _ServingTimeline:
     def advance(self, point: int) -> None:
         """Advance to `point`.
 
-        Every prediction up to `ahead` after `point` must have been recorded.
+        Before the call, all predictions up to `ahead` microseconds after `point` must be recorded.
         """
         if self.reached is not None and point < self.reached:
-            # A clock that was ahead was corrected. The predictions with later times came from the
-            # wrong clock.
+            # A clock was ahead, and was then corrected. The predictions with later times have wrong
+            # times.
             self.last = None
             self.lineage = [
                 (version, min(since, self.seen_until(point))) for version, since in self.lineage
@@ -420,13 +422,13 @@ class _ServingTimeline:
             of_point = self._seen.pop(due)
             in_order = sorted(of_point, key=lambda version: (of_point[version][1], version))
             for version in in_order:
-                self._take_over(version, of_point[version][0])
+                self._replace_serving(version, of_point[version][0])
             last = (of_point[in_order[-1]][1], in_order[-1])
             self.last = last if self.last is None else max(self.last, last)
         self.reached = point
         self._shorten(point)
 
-    def _take_over(self, version: int, since: int) -> None:
+    def _replace_serving(self, version: int, since: int) -> None:
         if version != self.version:
             before = [each for each in self.lineage if each[0] < version]
             self.lineage = [*before, (version, since)][-MAX_LINEAGE:]

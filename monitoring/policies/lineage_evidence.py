@@ -5,10 +5,10 @@ The output is the evidence about the serving version, from which the policy `seq
 
 All versions of a lineage share one e-process (`monitoring.policies.betting`). A release does not
 reset the e-process. If a row matures after its version was replaced, the row is evidence against
-the later versions. An alarm means that the data have changed, and names the rows that show the
-change. At the event time `shown_at`, the largest product of all trails became large enough. The
-rows up to `shown_at` therefore suffice to detect the change. A version that was trained on the rows
-up to `shown_at` has adapted to the change:
+the later versions. An alarm means that the data have changed. `shown_at` of an alarm is the event
+time of the newest row that was needed to detect the change. The rows up to `shown_at` therefore
+suffice to detect the change. A version that was trained on the rows up to `shown_at` has adapted to
+the change:
 
 - A version with training rows up to `shown_at` or later starts a new e-process, shared with the
   later versions that have adapted. The new e-process ignores the rows of other versions, because
@@ -31,7 +31,7 @@ from monitoring.policies.policy import Evidence, without_oldest
 
 @dataclass(frozen=True, kw_only=True)
 class Alarm:
-    """A detected change in the data.
+    """Alarm about a change in the data.
 
     Times are event times in seconds since the epoch.
     """
@@ -39,14 +39,14 @@ class Alarm:
     since: float
     """Time at which the e-value began to grow."""
     shown_at: float
-    """Time of a row. The rows up to this time are enough to detect the change."""
+    """Event time of the newest row that was needed to detect the change."""
     matured: int
-    """Number of rows before the alarm, of all versions."""
+    """Total number of rows, over all versions, that had matured before the alarm."""
     value: float
-    """The e-value."""
+    """E-value at the alarm."""
     rounds: int
     clicks: int
-    """Number of clicks in the rounds."""
+    """Number of clicks in the rounds of the e-process."""
     versions: tuple[int, ...]
     """Versions that scored the rows after `since`."""
 
@@ -56,21 +56,21 @@ class VersionEvidence:
     """Evidence about one version."""
 
     alarm: Alarm | None = None
-    """A change to which the version has not adapted, or None."""
+    """Detected change in the data that is not in the version's training rows, or None."""
     adapted: Alarm | None = None
-    """The last change to which this version has adapted. The field is set until rows of this
-    version, or of another adapted version, mature. None otherwise."""
+    """Last detected change in the data that is in the version's training rows. The field becomes
+    None when rows of this version, or of another adapted version, mature. None otherwise."""
     value: float = 1.0
-    """The e-value."""
+    """E-value, 1 before the first round."""
     rounds: int = 0
     clicks: int = 0
-    """Number of clicks in the rounds."""
+    """Number of clicks in the rounds of the e-process."""
     versions: tuple[int, ...] = ()
-    """Versions whose rows are in the e-value. Empty before any row matured."""
+    """Versions whose rows changed the e-value. Empty before any row matured."""
 
 
-class _Played(NamedTuple):
-    """Results of the rounds that new rows of one version completed."""
+class _RoundResults(NamedTuple):
+    """Results of rounds of one version. New rows completed these rounds."""
 
     payoffs: list[float]
     clicks: list[float]
@@ -80,23 +80,25 @@ class _Played(NamedTuple):
 class _Process:
     """E-process over the rows of one version and of its predecessors in the lineage."""
 
-    def __init__(self, memory: Mapping[str, Any]) -> None:
-        self.e_value = EValue(memory)
-        self.trails = [Trail(*each) for each in memory.get("trails", [()] * len(FRACTIONS))]
+    def __init__(self, state: Mapping[str, Any]) -> None:
+        self.e_value = EValue(state)
+        self.trails = [Trail(*each) for each in state.get("trails", [()] * len(FRACTIONS))]
         self.scored: dict[int, float] = {
-            int(version): time for version, time in memory.get("scored", {}).items()
+            int(version): time for version, time in state.get("scored", {}).items()
         }
-        """For each version with rows in a trail, the newest decision point at which a bet was made
-        on its rows."""
-        self.alarm = _alarm(memory.get("alarm"))
-        self.change = _alarm(memory.get("change"))
-        """Newest change to which the versions of this e-process have adapted."""
-        self.trained_until: float | None = memory.get("trained_until")
-        """Time of the newest training row of the process's version, or None if unknown."""
+        """For each version, the last decision point at which its rows changed this e-process.
+        Versions whose rows are all older than the trails are left out."""
+        self.alarm = _alarm(state.get("alarm"))
+        self.change = _alarm(state.get("change"))
+        """Newest detected change that the training rows of this e-process's versions include, or
+        None."""
+        self.trained_until: float | None = state.get("trained_until")
+        """Event time of the newest training row of the e-process's last version. None if
+        unknown."""
 
-    def memory(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         return {
-            **self.e_value.memory(),
+            **self.e_value.state_dict(),
             "trails": [[each.value, each.since, each.shown_at] for each in self.trails],
             "scored": {str(version): time for version, time in self.scored.items()},
             "alarm": asdict(self.alarm) if self.alarm else None,
@@ -123,24 +125,24 @@ class _Process:
 class LineageEvidence:
     """E-processes of the remembered versions."""
 
-    def __init__(self, memory: Mapping[str, Any], *, enough: float) -> None:
-        """Continue from what `memory()` returned.
+    def __init__(self, state: Mapping[str, Any], *, enough: float) -> None:
+        """Continue from the state that `state_dict()` returned.
 
         An alarm is raised when an e-value reaches `enough`.
         """
         self._enough = enough
-        self._rounds: dict[str, Any] = dict(memory.get("rounds", {}))
-        self._processes: dict[str, Any] = dict(memory.get("processes", {}))
-        self._decided: float | None = memory.get("decided")
+        self._rounds: dict[str, Any] = dict(state.get("rounds", {}))
+        self._processes: dict[str, Any] = dict(state.get("processes", {}))
+        self._decided: float | None = state.get("decided")
 
-    def memory(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """Return the state for a successor process as a JSON object."""
         return {"rounds": self._rounds, "processes": self._processes, "decided": self._decided}
 
     def update(self, evidence: Evidence, thetas: Mapping[int, float]) -> None:
-        """Bet on the new rows of every version that has a theta."""
-        # The versions bet one after the other, so a later version's capital already includes the
-        # results of earlier versions at the same decision point.
+        """Update the e-processes with the new rows of every version that has a theta."""
+        # Versions are processed one after the other. The e-value for a later version therefore
+        # already includes the results of earlier versions at the same decision point.
         for version, rows in evidence.rows_of.items():
             if version not in thetas:
                 continue
@@ -148,12 +150,14 @@ class LineageEvidence:
                 thetas[version],
                 self._rounds.get(str(version)) or self._plan_for(version, thetas, evidence),
             )
-            payoffs, clicks = rounds.play(rows)
-            self._rounds[str(version)] = rounds.memory()
+            payoffs, clicks = rounds.add(rows)
+            self._rounds[str(version)] = rounds.state_dict()
             if str(version) not in self._processes:
-                self._processes[str(version)] = self._begun(version, evidence).memory()
+                self._processes[str(version)] = self._new_process(version, evidence).state_dict()
             if payoffs:
-                self._bet(version, _Played(payoffs, clicks, rounds.lambdas), evidence)
+                self._update_processes(
+                    version, _RoundResults(payoffs, clicks, rounds.lambdas), evidence
+                )
         self._decided = evidence.time
         needed = {*evidence.rows_of, evidence.version}
         self._rounds = without_oldest(self._rounds, needed=needed)
@@ -182,7 +186,7 @@ class LineageEvidence:
     def _plan_for(
         self, version: int, thetas: Mapping[int, float], evidence: Evidence
     ) -> dict[str, Any]:
-        """Return the previous version's round sizes, with which the new version begins."""
+        """Return the round sizes of the previous version, as the start for the new version."""
         known = [each for each in evidence.lineage if each < version and str(each) in self._rounds]
         return (
             {"theta": thetas[version], "sums": self._rounds[str(known[-1])]["sums"]}
@@ -193,7 +197,7 @@ class LineageEvidence:
     def _newest_of(self, line: tuple[int, ...]) -> int | None:
         return max((version for version in line if str(version) in self._processes), default=None)
 
-    def _begun(self, version: int, evidence: Evidence) -> _Process:
+    def _new_process(self, version: int, evidence: Evidence) -> _Process:
         """Return the e-process of a version whose first row matured.
 
         The e-process of the previous version is continued if it applies to this version.
@@ -213,16 +217,16 @@ class LineageEvidence:
         return self._restarted(process)
 
     def _restarted(self, process: _Process) -> _Process:
-        """Return a new e-process if the version adapted to the alarm's change, else `process`."""
+        """Return `process`, or a new e-process if its version has adapted to the alarm's change."""
         alarm, trained_until = process.alarm, process.trained_until
         if alarm is None or trained_until is None or trained_until < alarm.shown_at:
             return process
         return _Process({"trained_until": trained_until, "change": asdict(alarm)})
 
-    def _bet(self, version: int, played: _Played, evidence: Evidence) -> None:
-        """Bet on the rows of one version, in each e-process that counts them."""
+    def _update_processes(self, version: int, results: _RoundResults, evidence: Evidence) -> None:
+        """Update each e-process that counts the rows of `version`."""
         trained_until = evidence.trained_until(version)
-        multiplied = factors(played.payoffs, played.lambdas)
+        multiplied = factors(results.payoffs, results.lambdas)
         for name in [
             name
             for name in self._processes
@@ -233,7 +237,7 @@ class LineageEvidence:
                 int(name) != version and not process.counts(trained_until)
             ):
                 continue
-            has_enough = process.e_value.bet(*played, enough=self._enough)
+            has_enough = process.e_value.update(*results, enough=self._enough)
             since = evidence.time if self._decided is None else self._decided
             process.trails = [
                 trail.after(factor, since=since, until=evidence.time, enough=self._enough)
@@ -248,7 +252,7 @@ class LineageEvidence:
             }
             if has_enough:
                 process.alarm = _raised(process, evidence)
-            self._processes[name] = self._restarted(process).memory()
+            self._processes[name] = self._restarted(process).state_dict()
 
 
 def _raised(process: _Process, evidence: Evidence) -> Alarm:
@@ -256,8 +260,8 @@ def _raised(process: _Process, evidence: Evidence) -> Alarm:
     since = evidence.time if trail.since is None else trail.since
     return Alarm(
         since=since,
-        # If `shown_at` is None, the product was not large enough before this decision point.
-        # Therefore only the rows of this point show the change.
+        # If `shown_at` is None, this trail alone has not reached the threshold of an alarm. The
+        # current decision point is then used instead.
         shown_at=evidence.time if trail.shown_at is None else trail.shown_at,
         matured=evidence.matured_total,
         value=process.e_value.value,

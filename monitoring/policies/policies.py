@@ -29,7 +29,7 @@ from monitoring.policies.policy import (
     Evidence,
     FeatureDrift,
     Policy,
-    PolicyMemory,
+    PolicyState,
     named,
 )
 
@@ -58,28 +58,31 @@ class ThresholdPolicy(_ConfiguredPolicy):
 
     name = "threshold"
 
-    def decide(self, evidence: Evidence, memory: PolicyMemory) -> tuple[Decision, PolicyMemory]:
+    def decide(self, evidence: Evidence, state: PolicyState) -> tuple[Decision, PolicyState]:
         """See `Policy`. `confirm` defines the state."""
         action, reason = self._evaluate_window(evidence.kpis)
-        action, note, memory = confirm(action, evidence, memory, settings=self._settings)
+        action, note, state = confirm(action, evidence, state, settings=self._settings)
         if evidence.kpis.version != evidence.version:
-            action, more = self._evaluate_successor(action, evidence, memory)
+            action, more = self._evaluate_successor(action, evidence, state)
             note += f"; {more}"
-        breaches = int(memory["breaches"])
-        since = evidence.matured_total - int(memory["matured_at_breach"]) if breaches else 0
+        breaches = int(state["breaches"])
+        since = evidence.matured_total - int(state["matured_at_breach"]) if breaches else 0
         numbers = {
             "threshold": self._settings.auc_threshold,
             "breaches": breaches,
             "rows_since_breach": since,
         }
-        return self._decision(evidence, action, reason + note, **numbers), memory
+        return self._decision(evidence, action, reason + note, **numbers), state
 
     def _evaluate_successor(
-        self, action: Action, evidence: Evidence, memory: PolicyMemory
+        self, action: Action, evidence: Evidence, state: PolicyState
     ) -> tuple[Action, str]:
-        """Decide about a serving version without matured rows, by an earlier version's window."""
+        """Evaluate a serving version that has no matured rows yet.
+
+        The window is that of an earlier version.
+        """
         text = f"no row of model version {evidence.version} has matured yet"
-        trained_until, since = evidence.trained_until(), memory["since"]
+        trained_until, since = evidence.trained_until(), state["since"]
         if trained_until is None:
             return Action.UNDECIDABLE, f"{text}, and its training rows are unknown"
         if since is not None and trained_until >= since:
@@ -127,14 +130,14 @@ class ThresholdPolicy(_ConfiguredPolicy):
 
 
 class SequentialPolicy(_ConfiguredPolicy):
-    """Sequential test of "the AUC is at least theta" that bounds false alarms over all time.
+    """Sequential test of the claim "the AUC is at least theta".
 
-    Each row is compared with the theta of the version that scored it, and all versions of a lineage
-    share one e-process. While each version's AUC is at least its theta, the probability that this
-    policy *ever* returns RETRAIN is at most alpha, for any number of looks and releases. The module
-    `betting` has the proof, and `lineage_evidence` selects the rows that are evidence. A new
-    e-process with its own alpha begins after a detected change, after a rollback, and for a version
-    with unknown training rows.
+    The test bounds false alarms over all time. Each row is compared with the theta of the version
+    that scored it, and all versions of a lineage share one e-process. While each version's AUC is
+    at least its theta, the probability that this policy *ever* returns RETRAIN is at most alpha.
+    The bound holds for any number of looks and releases. The module `betting` has the proof, and
+    `lineage_evidence` selects the rows that are evidence. A new e-process with its own alpha begins
+    after a detected change, after a rollback, and for a version with unknown training rows.
 
     theta is the lower end of the gate's 95 % interval, minus a tolerance. If a version has no gate
     AUC, its rows are not used.
@@ -142,7 +145,7 @@ class SequentialPolicy(_ConfiguredPolicy):
 
     name = "sequential"
 
-    def decide(self, evidence: Evidence, memory: PolicyMemory) -> tuple[Decision, PolicyMemory]:
+    def decide(self, evidence: Evidence, state: PolicyState) -> tuple[Decision, PolicyState]:
         """See `Policy`. `LineageEvidence` defines the state."""
         settings, enough = self._settings, 1.0 / self._settings.sequential_alpha
         thetas = {
@@ -150,7 +153,7 @@ class SequentialPolicy(_ConfiguredPolicy):
             for version, gate in evidence.baselines.items()
             if gate.low is not None
         }
-        of_lineage = LineageEvidence(memory, enough=enough)
+        of_lineage = LineageEvidence(state, enough=enough)
         of_lineage.update(evidence, thetas)
         found, theta = of_lineage.about(evidence), thetas.get(evidence.version)
         action, reason, since = self._evaluate_lineage(evidence, found, theta)
@@ -167,7 +170,7 @@ class SequentialPolicy(_ConfiguredPolicy):
             evaluated_clicks=shown.clicks,
             rows_since_breach=since,
         )
-        return decision, of_lineage.memory()
+        return decision, of_lineage.state_dict()
 
     def _evaluate_lineage(
         self, evidence: Evidence, found: VersionEvidence, theta: float | None
@@ -244,23 +247,23 @@ class DataDriftPolicy(_ConfiguredPolicy):
 
     name = "data_drift"
 
-    def decide(self, evidence: Evidence, memory: PolicyMemory) -> tuple[Decision, PolicyMemory]:
+    def decide(self, evidence: Evidence, state: PolicyState) -> tuple[Decision, PolicyState]:
         """See `Policy`.
 
         The state contains the version, the number of consecutive drifted buckets, and the last
         bucket. For the first drifted bucket, the state also contains its time and the number of
         rows that had matured by then.
         """
-        is_held = _still_holds(memory, evidence, evidence.version)
+        is_held = _still_holds(state, evidence, evidence.version)
         buckets, first, since = 0, 0, None
         last: FeatureDrift | None = None
         if is_held:
             buckets, first, since = (
-                int(memory["buckets"]),
-                int(memory["matured_at_breach"]),
-                memory.get("since"),
+                int(state["buckets"]),
+                int(state["matured_at_breach"]),
+                state.get("since"),
             )
-            last = FeatureDrift(**memory["last"]) if memory["last"] else None
+            last = FeatureDrift(**state["last"]) if state["last"] else None
         for last in evidence.drift:
             is_drifted = len(last.drifted) >= self._settings.drift_columns
             if is_drifted and not buckets:
@@ -276,14 +279,14 @@ class DataDriftPolicy(_ConfiguredPolicy):
             compared_columns=len(last.distances) if last else None,
             rows_since_breach=evidence.matured_total - first if buckets else 0,
         )
-        state = {
+        next_state = {
             "version": evidence.version,
             "buckets": buckets,
             "matured_at_breach": first,
             "since": since if buckets else None,
             "last": {**asdict(last), "drifted": list(last.drifted)} if last else None,
         }
-        return decision, state
+        return decision, next_state
 
     def _evaluate_buckets(
         self, version: int, buckets: int, last: FeatureDrift | None
@@ -318,7 +321,7 @@ class SchedulePolicy(_ConfiguredPolicy):
 
     name = "schedule"
 
-    def decide(self, evidence: Evidence, memory: PolicyMemory) -> tuple[Decision, PolicyMemory]:
+    def decide(self, evidence: Evidence, state: PolicyState) -> tuple[Decision, PolicyState]:
         """See `Policy`. This policy has no state."""
         served, longest = (
             evidence.seen_until - evidence.serving_since,
@@ -349,8 +352,8 @@ def make_policies(settings: PolicySettings, baking: BakingSettings | None = None
 
 
 def confirm(
-    action: Action, evidence: Evidence, memory: PolicyMemory, *, settings: PolicySettings
-) -> tuple[Action, str, PolicyMemory]:
+    action: Action, evidence: Evidence, state: PolicyState, *, settings: PolicySettings
+) -> tuple[Action, str, PolicyState]:
     """Turn the result of one window into an action, given the windows before it.
 
     A window with the result OK resets the count of breaches. UNDECIDABLE does not change the count.
@@ -359,15 +362,16 @@ def confirm(
     first breach.
 
     Returns:
-        The action, a text to add to the reason, and the new state. The state contains `version` of
-        the last window, the number of consecutive `breaches`, the time of the first breach
-        (`since`), and the number of rows that had matured before that breach (`matured_at_breach`).
+        The action, a text to add to the reason, and the new state. The state contains the last
+        window's `version`, and the number of consecutive `breaches`. For the first breach, the
+        state contains its time (`since`), and the number of rows that had matured by then
+        (`matured_at_breach`).
     """
     version = evidence.kpis.version
-    is_held = _still_holds(memory, evidence, version)
-    breaches = int(memory["breaches"]) if is_held else 0
-    first = int(memory["matured_at_breach"]) if is_held else 0
-    since = memory.get("since") if is_held else None
+    is_held = _still_holds(state, evidence, version)
+    breaches = int(state["breaches"]) if is_held else 0
+    first = int(state["matured_at_breach"]) if is_held else 0
+    since = state.get("since") if is_held else None
     note = ""
     if action is Action.OK:
         breaches, first, since = 0, 0, None
@@ -389,15 +393,15 @@ def confirm(
     )
 
 
-def _still_holds(memory: PolicyMemory, evidence: Evidence, version: int) -> bool:
+def _still_holds(state: PolicyState, evidence: Evidence, version: int) -> bool:
     """Return whether the saved evidence also applies to this version.
 
-    The evidence began at `since`. The evidence does not apply to a later version that was trained
-    on rows from `since` or later.
+    Evidence that began at `since` does not apply to a later version that was trained on rows from
+    `since` or later.
     """
     before, since, trained_until = (
-        memory.get("version"),
-        memory.get("since"),
+        state.get("version"),
+        state.get("since"),
         evidence.trained_until(version),
     )
     if before is None or before == version:

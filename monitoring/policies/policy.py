@@ -30,7 +30,7 @@ class MaturedRows:
     labels: NDArray[np.uint8]
     """Label of each row, 0 or 1, shape [n]."""
     scores: NDArray[np.float32]
-    """Probabilities, shape [n]."""
+    """Score of each row, a probability, shape [n]."""
     groups: NDArray[np.int64]
     """Index of the request of each row, from 0, shape [n]. Rows of one request belong to the same
     user."""
@@ -43,7 +43,10 @@ NO_ROWS = MaturedRows(
 
 @dataclass(frozen=True, kw_only=True)
 class Baseline:
-    """The gate's AUC of a version and the end of its training data, from the registry."""
+    """AUC of a version in the gate, and the end of the version's training data.
+
+    Both come from the registry.
+    """
 
     auc: float | None = None
     """AUC over the holdout rows. If the gate measured no AUC, `auc`, `low` and `high` are None."""
@@ -52,7 +55,7 @@ class Baseline:
     high: float | None = None
     """Upper end of the 95 % interval."""
     previous_version: int | None = None
-    """The version that this version replaced, or None for the first version."""
+    """Version that served before this version, or None for the first version."""
     trained_until: float | None = None
     """Event time of the model's newest training row, in seconds since the epoch. None if
     unknown."""
@@ -60,18 +63,18 @@ class Baseline:
 
 @dataclass(frozen=True, kw_only=True)
 class Predecessor:
-    """Measurements of the previous version at the time when the new version began to serve."""
+    """Measurements of the previous version, made when the new version began to serve."""
 
     auc_low: float | None
-    """AUC over the predecessor's last window: lower end of its 95 % interval, or None if it has no
-    interval."""
+    """Lower end of the 95 % interval of the AUC over the predecessor's last window. None if there
+    is no interval."""
     click_rate: float | None
     """Clicks per row in the predecessor's last window."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FeatureDrift:
-    """Result of `monitoring.drift` for one closed bucket of predictions."""
+    """Drift report on one closed bucket of predictions, as evidence for a policy."""
 
     bucket_end: float
     """Event time in seconds since the epoch."""
@@ -100,7 +103,7 @@ class Evidence:
     version. The value is at least `serving_since`."""
     kpis: Kpis
     """KPIs of the serving version's window. If no row of the serving version has matured yet, the
-    KPIs are of the version with the newest row."""
+    KPIs are computed from the window of the version with the newest row."""
     rows_of: Mapping[int, MaturedRows]
     """New rows of the serving version and its predecessors in the lineage, by ascending version."""
     lineage: tuple[int, ...]
@@ -109,11 +112,11 @@ class Evidence:
     matured_total: int
     """Number of rows of all versions so far. The number never decreases."""
     baselines: Mapping[int, Baseline]
-    """Baselines, as far as known, of the versions in `rows_of`, the serving version and the
-    window's version."""
+    """Known baselines of the serving version, of the window's version, and of the versions in
+    `rows_of`."""
     predecessor: Predecessor | None = None
-    """None if the version replaced no other version, if the previous version has no known row, or
-    if this version has no matured row."""
+    """Measurements of the previous version. None if the version replaced no other version, if the
+    previous version has no known row, or if this version has no matured row."""
     drift: tuple[FeatureDrift, ...]
     """Closed buckets of the serving version since the last decision, oldest first."""
 
@@ -155,12 +158,12 @@ class Evidence:
 def without_oldest(of_versions: Mapping[str, T], *, needed: Collection[int]) -> dict[str, T]:
     """Keep at most `MAX_VERSIONS` versions, and drop those with the lowest numbers.
 
-    Versions are compared by number, because the order of insertion is lost in JSON with sorted
-    keys.
+    Versions are compared by number, because JSON with sorted keys does not preserve the order of
+    insertion.
 
     Args:
         of_versions: Value of each version. The keys are version numbers as text, as in JSON.
-        needed: Versions that are never dropped.
+        needed: Versions that must not be dropped.
 
     >>> known = {str(version): version for version in range(1, 10)}
     >>> without_oldest(known, needed=[1]).keys() >= {"1", "3", "9"}
@@ -225,7 +228,7 @@ class Decision:
 
     @classmethod
     def of(cls, document: Mapping[str, Any]) -> "Decision":
-        """Return the decision of a JSON object that `document` returned."""
+        """Convert a JSON object from `document` back to a decision."""
         return cls(**{**document, "action": Action(document["action"])})
 
     def document(self) -> dict[str, Any]:
@@ -238,7 +241,7 @@ class Decision:
         }
 
 
-PolicyMemory = Mapping[str, Any]
+PolicyState = Mapping[str, Any]
 """State of a policy, a JSON object. Empty before the first decision."""
 
 
@@ -249,7 +252,7 @@ class Policy(Protocol):
     def name(self) -> str:
         """Name of the policy in settings, decisions and metrics."""
 
-    def decide(self, evidence: Evidence, memory: PolicyMemory) -> tuple[Decision, PolicyMemory]:
+    def decide(self, evidence: Evidence, state: PolicyState) -> tuple[Decision, PolicyState]:
         """Decide at one decision point, and return the decision and the next state."""
 
 
@@ -262,13 +265,13 @@ class DecisionPoint:
     version: int
     """The serving version, which the decisions are about."""
     decision: Decision
-    """The combined decision, see `combine`."""
+    """Combined decision of all policies, see `combine`."""
     decisions: tuple[Decision, ...]
     """Decision of each policy, in the order of the settings."""
     kpis: Kpis
-    """See `Evidence.kpis`."""
-    memory: dict[str, Any]
-    """State of the evaluator after this point, from which an incident can be replayed."""
+    """KPIs of the serving version's window, see `Evidence.kpis`."""
+    state: dict[str, Any]
+    """State of the evaluator after this point. A replay of an incident starts from it."""
 
     def line(self) -> str:
         """Return this point as one line of canonical JSON.
@@ -284,7 +287,7 @@ class DecisionPoint:
             "policy": self.decision.policy,
             "reason": self.decision.reason,
             "decisions": [each.document() for each in self.decisions],
-            "memory": self.memory,
+            "state": self.state,
         }
         return json.dumps(line, sort_keys=True, separators=(",", ":"), allow_nan=False)
 

@@ -31,7 +31,7 @@ _ENDED_WELL = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunMemory:
+class PastRuns:
     """Facts about past runs from which the rate limits are computed."""
 
     blocked_until: float = 0.0
@@ -40,8 +40,8 @@ class RunMemory:
     failures: int = 0
     """Number of consecutive runs without a release."""
     failed: int = 0
-    """Number of newest consecutive runs that failed. A run that was refused does not count as
-    failed."""
+    """Number of consecutive failed runs, counted back from the newest run. A run that was refused
+    does not count as failed."""
     requested_at: tuple[float, ...] = ()
     """Times of the requests of the last day."""
     releases_since_full: int = 0
@@ -58,47 +58,49 @@ class RunMemory:
 
 
 def apply_limits(
-    decision: Decision, memory: RunMemory, settings: RateLimitSettings, *, now: float
+    decision: Decision, past_runs: PastRuns, settings: RateLimitSettings, *, now: float
 ) -> Decision:
     """Apply the rate limits: RETRAIN becomes HELD while a pause or the budget forbids a run."""
-    if decision.action is not Action.RETRAIN or not (cause := _why_not_now(memory, settings, now)):
+    if decision.action is not Action.RETRAIN or not (
+        cause := _why_not_now(past_runs, settings, now)
+    ):
         return decision
     return replace(decision, action=Action.HELD, reason=f"{decision.reason}; {cause}")
 
 
-def _why_not_now(memory: RunMemory, settings: RateLimitSettings, now: float) -> str:
-    pause = memory.blocked_until - now
+def _why_not_now(past_runs: PastRuns, settings: RateLimitSettings, now: float) -> str:
+    pause = past_runs.blocked_until - now
     # Ignore a pause that is longer than any setting, because it was computed before the clock was
     # set back.
     if 0 < pause <= max(DAY_SECONDS, settings.cooldown_seconds):
-        return f"held {pause:.0f} s more: {memory.blocked_by}"
-    spent = memory.num_requests_today(now)
+        return f"held {pause:.0f} s more: {past_runs.blocked_by}"
+    spent = past_runs.num_requests_today(now)
     if spent >= settings.daily_budget:
         return f"held: {spent} requests in 24 hours, the daily budget is {settings.daily_budget}"
     return ""
 
 
-def requested(memory: RunMemory, *, now: float) -> RunMemory:
+def requested(past_runs: PastRuns, *, now: float) -> PastRuns:
     """Return the new state when a run has been requested."""
-    recent = tuple(time for time in memory.requested_at if abs(time - now) < DAY_SECONDS)
-    return replace(memory, requested_at=(*recent, now))
+    recent = tuple(time for time in past_runs.requested_at if abs(time - now) < DAY_SECONDS)
+    return replace(past_runs, requested_at=(*recent, now))
 
 
 def ended(
-    memory: RunMemory,
+    past_runs: PastRuns,
     outcome: str,
     settings: RateLimitSettings,
     *,
     now: float,
     parent: str = CURRENT,
-) -> RunMemory:
+) -> PastRuns:
     """Return the new state when a run has ended.
 
     After a good outcome, a cooldown begins. After `refused` or `failed`, a back-off begins, which
     doubles each time. A canary counts as a release, because the gate accepted the model.
 
     Args:
-        memory: State before the run ended.
+        past_runs: State before the run ended.
         outcome: `released`, `canary`, `evaluated`, `refused` or `failed`. `notified` means that no
             run was started, because people were notified instead. `ROLLED_BACK` means that another
             program rolled a version back.
@@ -107,34 +109,34 @@ def ended(
         parent: `none` for a full run, `current` for an incremental run.
 
     >>> settings = RateLimitSettings(cooldown_seconds=0.0)
-    >>> once = ended(RunMemory(), "failed", settings, now=0.0)
+    >>> once = ended(PastRuns(), "failed", settings, now=0.0)
     >>> once.blocked_until, ended(once, "refused", settings, now=0.0).blocked_until
     (900.0, 1800.0)
     """
     if outcome in _ENDED_WELL:
         is_release = outcome not in ("evaluated", ROLLED_BACK)
         return replace(
-            memory,
+            past_runs,
             blocked_until=now + settings.cooldown_seconds,
             blocked_by=f"cooldown after {_ENDED_WELL[outcome]}",
             failures=0,
             failed=0,
-            releases_since_full=0 if parent == NONE else memory.releases_since_full + is_release,
+            releases_since_full=0 if parent == NONE else past_runs.releases_since_full + is_release,
             refusals=0,
         )
-    refusals = memory.refusals
+    refusals = past_runs.refusals
     if outcome == "refused":
-        # Allow an incremental run after a refused full run. If the count of refusals were not
-        # reset, full runs would follow each other.
+        # Reset the count of refusals after a refused full run, so that the next run is incremental.
+        # Otherwise, full runs would follow each other.
         refusals = 0 if parent == NONE else refusals + 1
-    failures = memory.failures + 1
+    failures = past_runs.failures + 1
     backoff = min(settings.failure_backoff_seconds * 2.0 ** min(failures - 1, 30), DAY_SECONDS)
     return replace(
-        memory,
+        past_runs,
         blocked_until=now + max(backoff, settings.cooldown_seconds),
         blocked_by=f"back-off after {failures} run{'s' if failures > 1 else ''} without a release",
         failures=failures,
-        failed=memory.failed + 1 if outcome == "failed" else 0,
+        failed=past_runs.failed + 1 if outcome == "failed" else 0,
         refusals=refusals,
     )
 
@@ -155,22 +157,22 @@ OBSERVED_NUMBERS = (
 """Names of the decision's numbers that are copied to its retrain request."""
 
 
-def choose_parent(memory: RunMemory, settings: RecipeSettings) -> tuple[str, str]:
+def choose_parent(past_runs: PastRuns, settings: RecipeSettings) -> tuple[str, str]:
     """Return the parent of the next run, `none` or `current`, and the reason.
 
     >>> rules = RecipeSettings(full_after_refusals=2)
-    >>> choose_parent(RunMemory(refusals=1), rules)
+    >>> choose_parent(PastRuns(refusals=1), rules)
     ('current', 'incremental run')
-    >>> choose_parent(RunMemory(refusals=2), rules)
+    >>> choose_parent(PastRuns(refusals=2), rules)
     ('none', 'full run: 2 incremental runs in a row were refused')
     """
-    if settings.full_after_refusals and memory.refusals >= settings.full_after_refusals:
-        return NONE, f"full run: {memory.refusals} incremental runs in a row were refused"
+    if settings.full_after_refusals and past_runs.refusals >= settings.full_after_refusals:
+        return NONE, f"full run: {past_runs.refusals} incremental runs in a row were refused"
     if (
         settings.full_every_releases
-        and memory.releases_since_full + 1 >= settings.full_every_releases
+        and past_runs.releases_since_full + 1 >= settings.full_every_releases
     ):
-        return NONE, f"full run: {memory.releases_since_full} releases since the last full run"
+        return NONE, f"full run: {past_runs.releases_since_full} releases since the last full run"
     return CURRENT, "incremental run"
 
 
@@ -180,9 +182,9 @@ def make_request(
     """Return the request for a run over the rows up to `data_until`.
 
     The name consists of the end of the rows, the serving model and the kind of the run (full or
-    incremental). The name is independent of clocks and of the monitor's identity. Two monitors that
-    saw the same rows therefore request the same run, and every trigger starts that run once. The
-    window ends one microsecond after `data_until`, because its end is exclusive.
+    incremental). The name is independent of clocks and of the monitor's identity. If two monitors
+    have read the same rows, they therefore request the same run, and every trigger starts that run
+    once. The window ends one microsecond after `data_until`, because its end is exclusive.
 
     Args:
         decision: The decision to retrain.

@@ -1,9 +1,10 @@
 """Act on decisions: start a run or notify people, within the rate limits.
 
-The input is the decisions of the policies, and a call in every iteration of the loop. The output is
-the decision after rate limits, events, at most one run at a time
-(`monitoring.retraining.retraining`), and messages (`monitoring.retraining.notifications`).
-`monitoring.policies.rate_limit` applies the rate limits.
+The input is the decisions of the policies. `DecisionHandler.consider` applies the rate limits
+(`monitoring.policies.rate_limit`) to a decision, and starts a run or notifies people. The loop also
+calls `DecisionHandler.step` in every iteration. `step` advances the run in progress
+(`monitoring.retraining.retraining`) and sends messages (`monitoring.retraining.notifications`). At
+most one run is in progress.
 """
 
 import dataclasses
@@ -21,7 +22,7 @@ from monitoring.journal import Journal
 from monitoring.policies import rate_limit
 from monitoring.policies.baking import BAKING
 from monitoring.policies.policy import Action, Decision
-from monitoring.policies.rate_limit import RunMemory, apply_limits
+from monitoring.policies.rate_limit import PastRuns, apply_limits
 from monitoring.retraining.new_versions import NewVersions
 from monitoring.retraining.notifications import (
     DRIFT,
@@ -33,14 +34,15 @@ from monitoring.retraining.notifications import (
 )
 from monitoring.retraining.retraining import IDLE, RUNNING, Retraining, RunProgress
 from monitoring.retraining.triggers import KubeflowSettings, KubeflowTrigger, LocalTrigger, Trigger
-from monitoring.state.database import Database, read_memory
+from monitoring.state.database import Database, read_dataclass
 
 if TYPE_CHECKING:
     from monitoring.state.archive import Archive
 
 _TRIGGERS = ("none", "local", "kubeflow")
 _NOTIFY_LIMITS = "rate_limits.notify"
-"""Name of a document with rate limits. These limits apply to notifications that replace a run."""
+"""Name of a document with rate limits. The document's limits apply to notifications that replace a
+run."""
 _REPORTED = "reported"
 """Name of the document that contains the last reported action of the drift. The document is empty
 after the drift ended."""
@@ -110,16 +112,16 @@ class ActionStatus:
     failures: int | None = None
     """Number of consecutive runs without a release."""
     failed: int | None = None
-    """Number of newest consecutive runs that failed."""
+    """Number of consecutive failed runs, counted back from the newest run."""
     incident_since: float | None = None
     last_action: str | None = None
     messages_waiting: int | None = None
-    """None if there is no webhook."""
+    """Number of unsent messages. None if there is no webhook."""
 
 
 def describe_actions(
     progress: RunProgress,
-    memory: RunMemory,
+    past_runs: PastRuns,
     incident: OpenIncident | None,
     *,
     daily_budget: int,
@@ -130,23 +132,23 @@ def describe_actions(
 
     Args:
         progress: The request in progress.
-        memory: Past runs.
+        past_runs: Facts about past runs, for the rate limits.
         incident: The open incident of a drift, or None.
         daily_budget: Maximum number of requests in 24 hours.
         messages_waiting: Number of unsent messages. None if there is no webhook.
         now: Seconds since the epoch.
     """
-    is_blocked = memory.blocked_until > now
+    is_blocked = past_runs.blocked_until > now
     return ActionStatus(
         phase=progress.phase,
         request_id=progress.request_id or None,
         started_at=progress.started_at if progress.phase == RUNNING else None,
         daily_budget=daily_budget,
-        budget_left=max(0, daily_budget - memory.num_requests_today(now)),
-        blocked_until=memory.blocked_until if is_blocked else None,
-        blocked_by=memory.blocked_by if is_blocked else None,
-        failures=memory.failures,
-        failed=memory.failed,
+        budget_left=max(0, daily_budget - past_runs.num_requests_today(now)),
+        blocked_until=past_runs.blocked_until if is_blocked else None,
+        blocked_by=past_runs.blocked_by if is_blocked else None,
+        failures=past_runs.failures,
+        failed=past_runs.failed,
         incident_since=incident.since if incident else None,
         last_action=incident.text if incident else None,
         messages_waiting=messages_waiting,
@@ -154,7 +156,7 @@ def describe_actions(
 
 
 class DecisionHandler:
-    """Acts on decisions, with at most one run at a time."""
+    """Starts runs and notifications from decisions. At most one run is active at a time."""
 
     def __init__(
         self,
@@ -229,8 +231,8 @@ class DecisionHandler:
             if each.policy == BAKING:
                 self.new_versions.consider(each, now=now)
         if decision.action is Action.ROLLBACK:
-            # The rollback comes first. Afterwards, the rows of the restored version show whether a
-            # new model is needed.
+            # No run starts before the rollback. After the rollback, the rows of the restored
+            # version show whether a new model is needed.
             return decision
         confirmed = [each for each in decisions if each.action is Action.RETRAIN]
         acted = [self._act(each, now, data_until) for each in confirmed]
@@ -255,7 +257,7 @@ class DecisionHandler:
         outbox = self.notifier.outbox
         return describe_actions(
             self.retraining.progress,
-            self.retraining.memory,
+            self.retraining.past_runs,
             self.notifier.open.get(DRIFT),
             daily_budget=self._limits.daily_budget,
             messages_waiting=None if outbox is None else len(outbox),
@@ -270,25 +272,25 @@ class DecisionHandler:
         if decision.policy in self._notify_only or not self._has_trigger:
             self._notify(decision, now)
             return decision
-        acted = apply_limits(decision, self.retraining.memory, self._limits, now=now)
+        acted = apply_limits(decision, self.retraining.past_runs, self._limits, now=now)
         if acted.action is Action.RETRAIN and self._is_idle:
             self.retraining.begin(decision, now=now, data_until=data_until)
         return acted
 
     def _notify(self, decision: Decision, now: float) -> None:
         """Notify people instead of starting a run, within the rate limits of runs."""
-        memory = read_memory(self._documents, _NOTIFY_LIMITS, RunMemory)
-        if apply_limits(decision, memory, self._limits, now=now).action is Action.HELD:
+        past_runs = read_dataclass(self._documents, _NOTIFY_LIMITS, PastRuns)
+        if apply_limits(decision, past_runs, self._limits, now=now).action is Action.HELD:
             return
         self._journal.emit("decision", decision.reason, policy=decision.policy, **decision.numbers)
-        memory = rate_limit.requested(memory, now=now)
-        memory = rate_limit.ended(memory, "notified", self._limits, now=now)
+        past_runs = rate_limit.requested(past_runs, now=now)
+        past_runs = rate_limit.ended(past_runs, "notified", self._limits, now=now)
         self._documents.write_documents(
-            {_NOTIFY_LIMITS: dataclasses.asdict(memory)}, {"request_notified": 1}
+            {_NOTIFY_LIMITS: dataclasses.asdict(past_runs)}, {"request_notified": 1}
         )
 
     def _report_drift(self, decision: Decision) -> None:
-        """Emit events when a drift is suspected, when its run is held, and when the drift ends.
+        """Emit events when a drift is suspected or ends, and when the rate limits defer a run.
 
         The events are not repeated after a restart. Retrain requests have their own events.
         """
@@ -312,7 +314,7 @@ class DecisionHandler:
 
     def _report_log(self, problem: str | None, now: float) -> None:
         """Emit an event when the log is down for a while, and when it is back."""
-        is_reported = LOG in self.notifier.open  # True also if an earlier process reported it
+        is_reported = LOG in self.notifier.open  # by this process or an earlier process
         if problem is None:
             if is_reported:
                 self._journal.emit("log_up", "messages can arrive again")

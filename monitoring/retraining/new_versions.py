@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _UNUSABLE, _ROLLED_BACK = "unusable_scores", "rolled_back"
-"""Names of two documents. The first contains the `_UnusableRows`. The second contains the position
-in the promotion journal up to which rollbacks were reported."""
+"""Names of two documents. `_UNUSABLE` contains the `_UnusableRows`. `_ROLLED_BACK` contains the
+position in the promotion journal up to which rollbacks were reported."""
 _LOOK_SECONDS = 2.0
 """Seconds between two reads of the promotion journal."""
 
@@ -58,7 +58,9 @@ class _UnusableRows:
 
     def add(self, request_id: str, rows: int, now: float) -> None:
         """Add the rows of a request."""
-        if not self.rows or not now - self.first >= 0:  # True also after the clock was set back
+        if (
+            not self.rows or not now - self.first >= 0
+        ):  # the second condition is true if the clock was set back
             self.first = now
         self.rows, self.last = self.rows + rows, now
         if len(self.requests) < MIN_UNUSABLE_REQUESTS and request_id not in self.requests:
@@ -68,7 +70,7 @@ class _UnusableRows:
     def is_enough(self) -> bool:
         """Return whether the rows are too many and too spread out to come from a short burst.
 
-        Any client with publish permission can forge a short burst of rows.
+        A client with publish permission could publish a short burst of rows on purpose.
         """
         return (
             self.rows >= MIN_UNUSABLE_ROWS
@@ -103,7 +105,7 @@ class NewVersions:
         self._rows_of = rows_of
         self._unusable = _UnusableRows(**(documents.read_document(_UNUSABLE) or {}))
         self._is_new = self._unusable.rows > 0
-        """Whether rows without a usable score arrived since the last test."""
+        """Whether rows without a usable score arrived after the last test of such rows."""
         self._reported: int | None = (documents.read_document(_ROLLED_BACK) or {}).get("position")
         """Number of journal entries up to which rollbacks were reported. None = this state folder
         is new, so earlier rollbacks are not reported."""
@@ -113,12 +115,12 @@ class NewVersions:
         self._looked_at: float | None = None
 
     def count_unusable(self, found: Sequence["UnscoredRows"], now: float) -> None:
-        """Count a baking version's new requests with scores that are not probabilities."""
+        """Count the requests of a baking version that have a score outside [0, 1]."""
         try:
             bakes = baking(self._store)
         except (ContractError, OSError) as error:
             logger.warning(
-                "rows without a score are not counted, the promotion journal cannot be read: %s",
+                "cannot count unscored rows, because the promotion journal is unreadable: %s",
                 error,
             )
             return
@@ -133,7 +135,7 @@ class NewVersions:
         self._is_new = True
 
     def consider(self, decision: Decision, *, now: float) -> None:
-        """Write findings from a decision if the decided version is baking."""
+        """Write the findings of a decision to the registry, if its version is baking."""
         numbers = decision.numbers
         version, rows = numbers["version"], numbers["rows_baked"]
         assert version is not None
@@ -167,9 +169,9 @@ class NewVersions:
         except (ContractError, OSError) as error:
             logger.warning("the promotion journal cannot be read: %s", error)
             return False
-        if live is not None and live not in entries:  # it was written between the two reads
+        if live is not None and live not in entries:  # `live` was written between the two reads
             return False
-        # Clocks may differ, so the order of the entries decides and not their times.
+        # Use the order of the entries instead of their times, because clocks may differ.
         position = len(entries) - entries[::-1].index(live) if live is not None else 0
         if self._reported is not None and position <= self._reported:
             return False
@@ -255,7 +257,7 @@ class NewVersions:
                 before = found
             self._written = before
         except (ContractError, OSError) as error:
-            # The findings are written again at the next decision point.
+            # After a failed write, the findings are written at the next decision point.
             logger.warning(
                 "findings on version %d cannot be written to %s: %s", version, self._store, error
             )

@@ -26,12 +26,12 @@ from monitoring.state.database import Database
 logger = logging.getLogger(__name__)
 
 INCIDENTS, _OUTBOX = "incidents", "outbox"
-"""Names of the documents."""
+"""Names of two documents in the monitor's state."""
 DRIFT = "drift"
 LOG = "log"
 _DEAD_LETTER = "dead_letter"
 _RELEASE = "release"
-"""Names of the incidents."""
+"""Names of incidents."""
 _MAX_WAITING = 100
 """Maximum number of waiting messages."""
 _FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 2.0, 600.0
@@ -47,7 +47,7 @@ class NotificationSettings:
     """File with the address of a webhook that accepts Slack's JSON. Empty means no notifications.
     The address is a secret, so it is not a setting."""
     remind_seconds: float = 6 * 3600.0
-    """While an incident is open, seconds between two messages about it."""
+    """Seconds between two messages about an open incident."""
     status_url: str = ""
     """Address of the status page for people, linked in messages."""
 
@@ -55,7 +55,7 @@ class NotificationSettings:
         expect(self, "above 0", lambda value: value > 0, "remind_seconds")
         if "://" in self.webhook_file:
             raise ContractError(
-                "webhook_file is an address, expected the name of a file that holds it"
+                "webhook_file is an address, expected the path of a file that contains the address"
             )
 
 
@@ -105,7 +105,8 @@ _RULES = {
         "stored in the state folder, retried at the next start",
     ),
 }
-"""Rule for each kind of event. For the end of a run, the run's outcome determines the rule."""
+"""Texts of the message for each kind of event, and its incident. For the end of a run, the run's
+outcome determines the rule."""
 _ENDS = {"recovered": (DRIFT, "Recovered"), "log_up": (LOG, "The record log can be reached again")}
 
 

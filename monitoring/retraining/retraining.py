@@ -17,10 +17,10 @@ from evergreen.runtime.errors import ContractError, PermanentError, TemporaryErr
 from monitoring.journal import Journal
 from monitoring.policies import rate_limit
 from monitoring.policies.policy import Decision
-from monitoring.policies.rate_limit import RunMemory, choose_parent, make_request
+from monitoring.policies.rate_limit import PastRuns, choose_parent, make_request
 from monitoring.retraining.triggers import BUSY, FAILED, UNKNOWN, RunState, Trigger
 from monitoring.retraining.triggers import RUNNING as RUN_IS_ACTIVE
-from monitoring.state.database import Database, read_memory
+from monitoring.state.database import Database, read_dataclass
 
 if TYPE_CHECKING:
     from monitoring.state.archive import Archive
@@ -32,12 +32,12 @@ _SUBMITTING = "submitting"
 RUNNING = "running"
 PROGRESS = "retraining"
 RATE_LIMITS = "rate_limits"
-"""Names of the documents."""
+"""Names of documents in the monitor's state."""
 _RETRY_SECONDS = 15.0
 """Seconds before a busy or unreachable trigger is called again."""
 _UNKNOWN_SECONDS = 60.0
-"""If the trigger does not know a submitted run for this number of seconds, the run is treated as
-failed. Until then, the trigger's list of runs may be out of date."""
+"""If the trigger cannot find a submitted run for this number of seconds, the run is treated as
+failed. For this time, the trigger's list of runs may be out of date."""
 _OVERDUE_SECONDS = 6 * 3600.0
 """A run that is active for this number of seconds is reported once. The monitor still follows the
 run to its end."""
@@ -54,7 +54,8 @@ class RunProgress:
     upload_deadline: float = 0.0
     next_try_at: float = 0.0
     awaited: tuple[str, ...] = ()
-    """Files that were sealed when the archive was flushed. Later files belong to the next run."""
+    """Files that were sealed when the archive was flushed. Files that are sealed later belong to
+    the next run."""
     obstacle: str = ""
     """The last reported obstacle, `busy` or `unreachable`. Each obstacle is reported once."""
     started_at: float = 0.0
@@ -92,8 +93,8 @@ class Retraining:
         self._limits, self._recipe = rate_limit, recipe
         self._upload_wait_seconds, self._checkpoint = upload_wait_seconds, checkpoint
         self._poll_seconds = trigger.poll_seconds if trigger else 0.0
-        self.progress = read_memory(documents, PROGRESS, RunProgress)
-        self.memory = read_memory(documents, RATE_LIMITS, RunMemory)
+        self.progress = read_dataclass(documents, PROGRESS, RunProgress)
+        self.past_runs = read_dataclass(documents, RATE_LIMITS, PastRuns)
 
     def begin(self, decision: Decision, *, now: float, data_until: float) -> None:
         """Create a request from a confirmed decision, for rows up to the event time `data_until`.
@@ -102,7 +103,7 @@ class Retraining:
         """
         assert self.progress.phase == IDLE
         assert self._trigger is not None
-        parent, why = choose_parent(self.memory, self._recipe)
+        parent, why = choose_parent(self.past_runs, self._recipe)
         request = make_request(decision, parent=parent, why=why, data_until=data_until, now=now)
         self._journal.emit(
             "decision",
@@ -112,7 +113,7 @@ class Retraining:
             **decision.numbers,
         )
         progress = RunProgress(phase=_DECIDED, request=asdict(request), decided_at=now)
-        self._store(progress, memory=rate_limit.requested(self.memory, now=now))
+        self._store(progress, past_runs=rate_limit.requested(self.past_runs, now=now))
         self._checkpoint("retraining.decided")
 
     def step(self, now: float) -> None:
@@ -133,7 +134,8 @@ class Retraining:
     def begin_cooldown(self, outcome: str, now: float) -> None:
         """Begin the cooldown after an event that this class does not handle, such as a rollback."""
         self._store(
-            self.progress, memory=rate_limit.ended(self.memory, outcome, self._limits, now=now)
+            self.progress,
+            past_runs=rate_limit.ended(self.past_runs, outcome, self._limits, now=now),
         )
 
     def _request(self) -> RetrainRequest:
@@ -197,8 +199,8 @@ class Retraining:
             self._retry_later("unreachable", str(error), now)
             return
         except (PermanentError, ContractError, OSError) as error:
-            # Further requests for the run's state are useless. Ending the monitor because of a lost
-            # run would also stop the archive.
+            # Reading the run's state again would not help. Ending the monitor because of a lost run
+            # would also stop the archive.
             run = RunState(FAILED, str(error))
         if run.state == UNKNOWN:
             since = self.progress.unknown_since or now
@@ -207,11 +209,11 @@ class Retraining:
             elif not self.progress.unknown_since:
                 self._enter(RUNNING, unknown_since=since)
         elif run.state == RUN_IS_ACTIVE:
-            self._note_active(now)
+            self._follow_active(now)
         else:
             self._end(run, now)
 
-    def _note_active(self, now: float) -> None:
+    def _follow_active(self, now: float) -> None:
         """Store the time of the next call to the trigger, and report a run that takes long.
 
         A paused run counts as active.
@@ -239,19 +241,19 @@ class Retraining:
 
     def _end(self, run: RunState, now: float) -> None:
         request, started_at = self._request(), self.progress.started_at
-        memory = rate_limit.ended(
-            self.memory, run.state, self._limits, now=now, parent=request.parent
+        past_runs = rate_limit.ended(
+            self.past_runs, run.state, self._limits, now=now, parent=request.parent
         )
         self._journal.emit(
             "run_ended",
             f"run {request.request_id} {run.state}{run.reason and f': {run.reason}'}; "
-            f"no request for {memory.blocked_until - now:.0f} s",
+            f"no request for {past_runs.blocked_until - now:.0f} s",
             request_id=request.request_id,
             outcome=run.state,
             version=run.version,
             seconds=round(now - started_at, 3) if started_at else None,
         )
-        self._store(RunProgress(), {f"request_{run.state}": 1}, memory=memory)
+        self._store(RunProgress(), {f"request_{run.state}": 1}, past_runs=past_runs)
         self._checkpoint("retraining.ended")
 
     def _enter(self, phase: str, counts: dict[str, float] | None = None, **changes: Any) -> None:
@@ -262,13 +264,13 @@ class Retraining:
         progress: RunProgress,
         counts: dict[str, float] | None = None,
         *,
-        memory: RunMemory | None = None,
+        past_runs: PastRuns | None = None,
     ) -> None:
-        memory = memory or self.memory
+        past_runs = past_runs or self.past_runs
         self._documents.write_documents(
-            {PROGRESS: asdict(progress), RATE_LIMITS: asdict(memory)}, counts
+            {PROGRESS: asdict(progress), RATE_LIMITS: asdict(past_runs)}, counts
         )
         # Change the attributes only after the write succeeded. After a failed write, the next
         # iteration repeats the step.
         self.progress = progress
-        self.memory = memory
+        self.past_runs = past_runs

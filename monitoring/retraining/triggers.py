@@ -1,7 +1,7 @@
 """Start pipeline runs locally or on Kubeflow: one run at a time, and each request once.
 
-The input is a `RetrainRequest`. The output is whether a run started, and after its end, the final
-state of the run. The pipeline defines the parameters of a run.
+The input is a `RetrainRequest`. `submit` returns whether a run was started. `state` returns the
+state of the run, which is its outcome after the end. The pipeline defines the parameters of a run.
 
 A local run is a process that outlives the monitor that started it. The process inherits a locked
 file. The kernel releases the lock when the process ends, whatever happens to the monitor. A run
@@ -57,7 +57,8 @@ UNKNOWN = "unknown"
 class RunState(NamedTuple):
     """State of a run.
 
-    The state is `running`, `unknown` to the trigger, or an outcome of `registry.runs.RunOutcome`.
+    The state is `running`, `unknown` or an outcome of `registry.runs.RunOutcome`. `unknown` means
+    that the trigger cannot find the run.
     """
 
     state: str
@@ -176,8 +177,8 @@ class LocalTrigger:
                 pass_fds=[lock],
                 umask=self._umask,
             )
-        # The note is for people, and for ending the process at the end of a demo. The lock shows
-        # that the run is active.
+        # The note is for people, and the demo uses its process id to end the run. The lock, not the
+        # note, shows that the run is active.
         note = {"request_id": name, "process_group": self._child.pid, "command": list(argv)}
         try:
             write_whole(self._runs / f"{name}.json", json.dumps(note, indent=2) + "\n")
@@ -210,7 +211,7 @@ logger = logging.getLogger(__name__)
 _DEAD_STATES = ("FAILED", "CANCELED")
 """A run in one of these states does not prevent another run of the same name."""
 REQUEST_TIMEOUT_SECONDS = (5.0, 15.0)
-"""Timeouts to connect and to read."""
+"""Timeouts in seconds, to connect and to read."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -343,7 +344,7 @@ class KubeflowTrigger:
             if other is not run and _is_at_work(other):
                 self._end_later_run(other.run_id, first=run.run_id)
         if _is_active(run):
-            # `reason` is only for people, who must resume a paused run.
+            # `reason` is a text for people. For example, a paused run must be resumed by a person.
             return RunState(
                 RUNNING, f"it is {run.state}" if run.state in ("PAUSED", "CANCELING") else ""
             )
@@ -385,7 +386,7 @@ class KubeflowTrigger:
         """Terminate this run if another run was created first.
 
         Raises:
-            TemporaryError: The server does not answer.
+            TemporaryError: The server does not respond.
         """
         logger.warning("run %s was created first, terminating %s", first, run_id)
         try:
@@ -397,7 +398,7 @@ class KubeflowTrigger:
         try:
             return find_outcome(self._store, run)
         except (OSError, ValueError) as error:
-            raise PermanentError(f"reading the outcome of {run}: {error}") from error
+            raise PermanentError(f"the outcome of run {run} cannot be read: {error}") from error
 
     def _pipeline_version(self) -> PipelineVersion:
         """Look up the pipeline version to run. A new version needs no restart of the monitor."""

@@ -1,8 +1,9 @@
 """Limit the model versions that predictions may name.
 
-The versions in the promotion journal are always accepted, and at most `MAX_OTHERS` other versions a
-day. The limit exists because every version has its own windows, drift buckets and state. Without a
-limit, a client that invents version numbers could slow the monitor down by minutes.
+Versions in the promotion journal are always accepted. At most `MAX_OTHERS` other versions are
+accepted per day. The limit exists because every version has its own windows, drift buckets and
+state. Without a limit, a client that invents version numbers could slow the monitor down by
+minutes.
 """
 
 from collections.abc import Callable, Collection, Iterable
@@ -26,21 +27,21 @@ class AdmittedVersions:
         released: Callable[[], Collection[int]],
         clock: Callable[[], float],
         *,
-        memory: dict[str, Any] | None,
+        state: dict[str, Any] | None,
     ) -> None:
         """Continue from the predecessor's saved state, or start empty.
 
         Args:
             released: Returns the versions that the promotion journal names.
             clock: Returns seconds since the epoch.
-            memory: Saved state that `memory()` returned in an earlier process, or None.
+            state: Saved state that `state_dict()` returned in an earlier process, or None.
         """
         self._released, self._clock = released, clock
-        others = (memory or {}).get("others", {})
+        others = (state or {}).get("others", {})
         self._others: dict[int, float] = {int(version): float(at) for version, at in others.items()}
         self._known: frozenset[int] | None = None
         self.now: set[int] = set(self._others)
-        """Versions that need no further check."""
+        """Accepted versions. Predictions of other versions are checked."""
 
     def begin_batch(self) -> None:
         """Read the promotion journal again when the next unknown version occurs.
@@ -79,7 +80,7 @@ class AdmittedVersions:
             if version in self._others:
                 self._others[version] = now
 
-    def memory(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """Return the state for a successor process as a JSON object."""
         return {"others": {str(version): at for version, at in self._others.items()}}
 

@@ -13,9 +13,9 @@ rows, the measured AUC of an equally good model was higher by 0.04.
 
 The steps have this order, so that a killed process loses no row:
 
-1. The state assigns the rows to a file name and marks the file as `intended`.
+1. The state records which rows belong to a new file, with the status `intended`.
 2. The file is written under a temporary name, flushed and renamed, and its folder is flushed.
-3. The state marks the file as `sealed`.
+3. The state changes the status of the file to `sealed`.
 
 After a restart, if an intended file exists here or was uploaded, the state marks it as `sealed`.
 Any other intended file is written again under the same name from the same rows.
@@ -51,8 +51,8 @@ from monitoring.state.store import AHEAD_FOLDER, StateStore, bytes_of_row
 logger = logging.getLogger(__name__)
 
 _FILE_BYTES = 48 << 20
-"""Maximum bytes of numbers and ids in one file, unless a single part is larger. Several copies are
-in memory while the file is written."""
+"""Maximum bytes of numbers and ids in one file, unless a single part is larger. While a file is
+written, several copies of its rows are in memory."""
 _OF_ROWS = (pa.ArrowException, ValueError, TypeError, LookupError, ArithmeticError, MemoryError)
 """Errors caused by the rows of a file, or by their size. Disk errors are OSErrors."""
 
@@ -65,7 +65,7 @@ def build_row_table(
     """Convert requests to a table in the raw schema, in the given order.
 
     Missing features are null. An optional group of columns (`contracts.raw_rows`) is present if at
-    least one row has it. Other rows have null there.
+    least one row has it. Rows without the group have null in its columns.
 
     Args:
         requests: Requests with n rows.
@@ -108,9 +108,11 @@ def build_row_table(
 
 def _list_column(positions: NDArray[np.int64]) -> pa.Array:
     """Convert [n, slots] element ids to a list<int64> column. Empty rows are null."""
-    held = positions != MISSING_CATEGORY
-    offsets = np.concatenate([[0], np.cumsum(held.sum(axis=1))]).astype(np.int32)
-    return pa.ListArray.from_arrays(offsets, positions[held], mask=pa.array(~held.any(axis=1)))
+    is_present = positions != MISSING_CATEGORY
+    offsets = np.concatenate([[0], np.cumsum(is_present.sum(axis=1))]).astype(np.int32)
+    return pa.ListArray.from_arrays(
+        offsets, positions[is_present], mask=pa.array(~is_present.any(axis=1))
+    )
 
 
 def _build_outcome_table(
@@ -168,7 +170,7 @@ def marker_path(archive: Path, name: str) -> Path:
 
 
 class ArchivedPart(NamedTuple):
-    """A file that was written."""
+    """A new archive file."""
 
     name: str
     num_rows: int
@@ -197,8 +199,8 @@ class Archive:
             folder: Folder of the archive.
             store: The monitor's state.
             features: Columns of the recommender.
-            roll_rows: Number of rows after which a file is written. A file of wide rows has fewer
-                rows.
+            roll_rows: Number of rows after which a file is written. A file has fewer rows if its
+                rows are wide.
             roll_seconds: Maximum time in seconds until a row or an outcome is written to a file.
             keep_rows: Number of archived rows, newest first, that stay in the state to fill each
                 version's window. Rows after `decided_until` in the document `evaluator` also stay,
@@ -240,7 +242,8 @@ class Archive:
         """Write the files that are full or overdue.
 
         Raises:
-            TemporaryError: The disk is full or a write failed. The next call continues from there.
+            TemporaryError: The disk is full or a write failed. The next call writes the remaining
+                files.
         """
         self._finish_intended()
         store, written = self._store, list[ArchivedPart]()
@@ -276,7 +279,9 @@ class Archive:
         """
         times = []
         for name in names:
-            with suppress(FileNotFoundError):  # the uploader has just moved the file
+            with suppress(
+                FileNotFoundError
+            ):  # the file is missing, because the uploader has just moved it
                 times.append((self._folder / name).stat().st_mtime)
         return min(times, default=None)
 
@@ -347,9 +352,10 @@ class Archive:
         return [ArchivedPart(name, num_rows)]
 
     def _divide(self, name: str, error: Exception) -> list[ArchivedPart]:
-        """Divide a file that cannot be written, or set the file apart if it has one request.
+        """Replace a file that could not be written by two smaller files, and write these files.
 
-        One bad row must not block the other rows. Rows that are set apart stay in the state and are
+        One bad row must not block the other rows. If the file has only one request or outcome, it
+        is set apart. The rows of a file that is set apart stay in the state, and the write is
         retried at the next start.
         """
         numbers, half = self._store.numbers_of_file(name), f"{name.rpartition('/')[0]}/part-"
@@ -406,5 +412,5 @@ def set_apart_text(name: str, number: int, reason: str) -> str:
 
 
 def _kind_of(name: str) -> str:
-    """Return the prefix of the file's checkpoints."""
+    """Return the prefix for the names of the file's checkpoints."""
     return "outcomes" if holds_outcomes(name) else "archive"

@@ -1,10 +1,10 @@
 """SQLite file of the monitor's state: tables, lock, transactions, counters and documents.
 
 Only one process at a time opens the file. A transaction is on disk when its call returns. The
-module tracks the matured rows and late outcomes of each archive file. A file goes from `intended`
-to `sealed` to `uploaded`, or to `set apart` if it cannot be written. This module defines all
-tables. `monitoring.state.store` writes most of the tables, and `monitoring.state.archive` writes
-the archive's files.
+module tracks the matured rows and late outcomes of each archive file. The state of a file is
+`intended`, then `sealed`, then `uploaded`. If a file cannot be written, its state is `set apart`.
+This module defines all tables. `monitoring.state.store` writes most of the tables, and
+`monitoring.state.archive` writes the archive's files.
 """
 
 import fcntl
@@ -37,7 +37,7 @@ VERSION = 9
 rejected and must be drained by the monitor that wrote it."""
 _PAGE_BYTES = 16_384
 """Page size of new files. With SQLite's default of 4 kB, a block becomes a chain of thousands of
-pages, and requests of 64 rows take 28 % more processor time."""
+pages. Requests of 64 rows then take 28 % more processor time."""
 
 _TABLES = """
 CREATE TABLE predictions (
@@ -45,7 +45,7 @@ CREATE TABLE predictions (
     num_rows INTEGER NOT NULL, stored_at REAL NOT NULL, canary INTEGER NOT NULL);
 CREATE TABLE blocks (
     last INTEGER PRIMARY KEY, first INTEGER NOT NULL, matured_to INTEGER NOT NULL,
-    waiting_from REAL, newest REAL NOT NULL, unarchived INTEGER NOT NULL, held INTEGER NOT NULL,
+    waiting_from REAL, newest REAL NOT NULL, unarchived INTEGER NOT NULL, needed INTEGER NOT NULL,
     requests BLOB NOT NULL);
 CREATE INDEX waiting ON blocks (waiting_from) WHERE waiting_from IS NOT NULL;
 CREATE TABLE block_rows (last INTEGER PRIMARY KEY, content BLOB NOT NULL);
@@ -81,7 +81,7 @@ CREATE TABLE documents (name TEXT PRIMARY KEY, content TEXT NOT NULL);
 - `blocks`: the predictions numbered `first` to `last`, ordered by time. Predictions up to
   `matured_to` have matured. `waiting_from` is the time of the first open prediction, and `newest`
   is the time of the newest open prediction. `unarchived` counts the predictions that are in no
-  sealed file, and `held` counts the predictions that are still needed.
+  sealed file, and `needed` counts the predictions that are still needed.
 - `matured`: parts of matured requests. Matured requests are numbered in the order in which they
   matured, and `last` is the number of the part's last request. `versions` is the number of rows of
   each model version.
@@ -119,7 +119,7 @@ def unpack(kind: type[R], content: bytes, number: int = 0) -> R:
 
     Args:
         kind: Type of the requests, such as `Predictions`.
-        content: The bytes.
+        content: Bytes that `pack` returned.
         number: Number of the block, for the error message.
 
     Raises:
@@ -139,7 +139,7 @@ def unpack(kind: type[R], content: bytes, number: int = 0) -> R:
 
 
 class Database:
-    """The open file at `path`."""
+    """The monitor's SQLite database at `path`."""
 
     def __init__(self, path: Path) -> None:
         """Open or create the file.
@@ -160,7 +160,7 @@ class Database:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             self._lock.close()
-            raise TemporaryError(f"state {path.parent} is held by another monitor") from error
+            raise TemporaryError(f"state {path.parent} is open in another monitor") from error
         try:
             self._open()
         except BaseException:
@@ -289,11 +289,11 @@ def _make_private(path: Path) -> None:
 
 
 def add_to(counts: dict[str, float], name: str, number: float) -> None:
-    """Add to one of `counts`."""
+    """Add `number` to the counter `name` in `counts`."""
     counts[name] = counts.get(name, 0) + number
 
 
-def read_memory(documents: Database, name: str, kind: type[M]) -> M:
+def read_dataclass(documents: Database, name: str, kind: type[M]) -> M:
     """Return the dataclass stored under `name`, or its defaults.
 
     The fields were stored with `dataclasses.asdict`.
@@ -322,10 +322,10 @@ def holds_outcomes(name: str) -> bool:
 class FileTables(Database):
     """Tables that assign matured rows and late outcomes to archive files.
 
-    Programs open its subclass `monitoring.state.store.StateStore`.
+    Programs use the subclass `monitoring.state.store.StateStore`.
     """
 
-    # -- matured rows and late outcomes that are in no file
+    # -- matured rows and late outcomes that no file contains
 
     @property
     def num_unarchived_rows(self) -> int:
@@ -345,7 +345,7 @@ class FileTables(Database):
     def oldest_unarchived(self, max_rows: int) -> list[Unarchived]:
         """Return the oldest parts of matured requests that are in no archive file.
 
-        Returns at least one part if there is any, and then as many as fit into `max_rows`.
+        Returns as many parts as fit into `max_rows`, but at least one part if there is any.
         """
         chosen: list[Unarchived] = []
         num_rows = 0
@@ -376,7 +376,7 @@ class FileTables(Database):
         query = f"SELECT {columns} FROM late_outcomes WHERE file IS NULL ORDER BY number LIMIT ?"
         return list(map(Unarchived._make, self._connection.execute(query, (max_rows,))))
 
-    # -- files
+    # -- archive files
 
     def intend_file(self, name: str, numbers: Iterable[int]) -> None:
         """Assign parts of matured requests, or late outcomes, to a file that is written next."""
@@ -387,7 +387,7 @@ class FileTables(Database):
         """Assign the contents of the intended file `name` to other intended files.
 
         Args:
-            name: The name of the intended file.
+            name: Name of the intended file.
             parts: For each new file, some of the numbers that `numbers_of_file` returned.
         """
         with self._transaction({}) as connection:
@@ -438,7 +438,7 @@ class FileTables(Database):
         matured_at: float,
         file: str | None,
     ) -> None:
-        """Store a part of matured requests.
+        """Store matured requests as one part of an archive file.
 
         `last` is the number of the part's last request. Requests are numbered in the order in which
         they mature.
@@ -471,7 +471,7 @@ class FileTables(Database):
             return self._move_apart(connection, name, 1)
 
     def retry_file(self, name: str) -> None:
-        """Mark a file that was set apart as `intended` again."""
+        """Change the status of a file from `set apart` back to `intended`."""
         with self._transaction({}) as connection:
             self._move_apart(connection, name, -1)
 
@@ -514,9 +514,10 @@ class FileTables(Database):
         return unpack(Predictions, content, last)
 
     def _by_block(self, numbers: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64]]]:
-        """Divide `numbers` by block.
+        """Group `numbers` by block.
 
-        Yield for each block its last prediction number, and its part of `numbers`.
+        Yield for each block the number of its last prediction, and those of `numbers` that it
+        contains.
 
         Blocks that contain none of the `numbers` are skipped.
         """
@@ -542,7 +543,7 @@ class FileTables(Database):
         `StateStore.forget` deletes the outcomes in sealed files.
 
         Args:
-            name: The file.
+            name: Name of the archive file.
             keep_rows: Number of the newest matured rows that stay for each version.
             keep_after: Only requests up to this event time are deleted.
 
@@ -572,8 +573,9 @@ class FileTables(Database):
     ) -> None:
         """Delete archived requests, but keep the newest rows of each of the newest versions.
 
-        The ids of deleted requests stay. A part is deleted only as a whole. At most `MAX_VERSIONS *
-        keep_rows` rows stay, so that a rare version does not keep the rows of all others.
+        Ids of deleted requests are not deleted. A part is deleted completely or not at all. At most
+        `MAX_VERSIONS * keep_rows` rows stay. Without this limit, the parts of a rare version could
+        keep many rows of other versions.
         """
         is_sealed = "file IN (SELECT name FROM files WHERE state IN ('sealed', 'uploaded'))"
         query = (
@@ -606,12 +608,12 @@ class FileTables(Database):
             return
         for block, of_block in self._by_block(numbers):
             connection.execute(
-                "UPDATE blocks SET held = held - ? WHERE last = ?", (len(of_block), block)
+                "UPDATE blocks SET needed = needed - ? WHERE last = ?", (len(of_block), block)
             )
-            connection.execute("DELETE FROM blocks WHERE last = ? AND held = 0", (block,))
+            connection.execute("DELETE FROM blocks WHERE last = ? AND needed = 0", (block,))
 
     def files(self, state: str) -> list[str]:
-        """Return the names of the archive files that have this state.
+        """Return the names of the archive files in `state`.
 
         `state` is `intended`, `sealed`, `uploaded` or `set apart`.
         """

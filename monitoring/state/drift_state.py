@@ -1,10 +1,10 @@
-"""Persist the drift watch of one monitor, and report its results.
+"""Persist a monitor's drift watch, and report the results of the watch.
 
 The input is stored predictions and the watermark. The output is events, counters, the page's
 report, and evidence for the decisions. The watch's state and the number of the last observed
 prediction are one document, written every `_SAVE_SECONDS`. After a restart, predictions that were
-stored later are observed again. A prediction is lost only if it arrived so late that its row was
-archived and deleted before the next write.
+stored later are observed again. A prediction is missing only if its row was archived and deleted
+between two writes, because the prediction arrived very late.
 """
 
 from collections import Counter
@@ -26,7 +26,7 @@ _MAX_SHOWN = 8
 
 
 class StoredDriftWatch:
-    """A drift watch whose state survives restarts."""
+    """Drift watch with a state that survives restarts."""
 
     def __init__(
         self, watch: DriftWatch, store: StateStore, *, journal: Journal, clock: Callable[[], float]
@@ -34,7 +34,7 @@ class StoredDriftWatch:
         """Continue where the predecessor stopped.
 
         Args:
-            watch: A new watch.
+            watch: A drift watch without predictions.
             store: The monitor's state.
             journal: Receives an event for every drift.
             clock: Returns seconds since the epoch.
@@ -96,7 +96,7 @@ class StoredDriftWatch:
         saved = {
             "format_version": FORMAT_VERSION,
             "cursor": self._cursor,
-            "watch": self._watch.memory(),
+            "watch": self._watch.state_dict(),
         }
         saved |= {"shown": list(self._shown.values())}
         own = {DOCUMENT: saved, **{name: dict(document) for name, document in documents.items()}}
@@ -119,7 +119,7 @@ class StoredDriftWatch:
     def shown(self, version: int | None) -> dict[str, Any] | None:
         """Return the newest report on `version`.
 
-        If there is no such report, returns the newest report on any version.
+        If `version` has no report, the newest report on any version is returned.
 
         Returns None before the first report.
         """

@@ -2,9 +2,9 @@
 
 `read_records` turns messages into records, or into dead letters with reasons. `attribute` turns
 predictions and their clicks into labels and late outcomes. All rows of a request mature together
-when its window closes. If a row with a click matured immediately, but a row without a click only at
-the end of the window, every click rate would be too high at first. `monitoring.state.store` stores
-records and open requests.
+when its window closes. Suppose that rows with a click matured immediately, and rows without a click
+at the end of the window. Every click rate would then be too high at first. `monitoring.state.store`
+stores records and open requests.
 """
 
 from collections.abc import Iterable, Sequence
@@ -45,7 +45,7 @@ class Intake(NamedTuple):
     """The decoded messages of one pull."""
 
     predictions: Predictions | None
-    """None if the messages contained no prediction."""
+    """Decoded predictions. None if the messages contained no prediction."""
     indexes: NDArray[np.int64]
     """Message index of each prediction, shape [m]."""
     outcomes: list[OutcomeBatch]
@@ -68,11 +68,12 @@ class IntakeRules(NamedTuple):
 
 
 def read_records(payloads: Sequence[bytes], rules: IntakeRules, *, now: float) -> Intake:
-    """Decode messages, and check the values that their encoding does not check.
+    """Decode messages, and check values beyond the checks of the decoder.
 
     An unusable message must not stop the monitor at a later step. A message is unusable if it
-    cannot be decoded, is too old or far in the future, comes from another recommender, or names a
-    rejected model version. Predictions without a probability for some row become `UnscoredRows`.
+    cannot be decoded, or if its time is too old or far in the future. It is also unusable if it
+    comes from another recommender or names a rejected model version. Predictions without a
+    probability for some row become `UnscoredRows`.
     """
     form, since, last = rules.form, max(now - rules.max_age_seconds, 0.0), now + MAX_FUTURE_SECONDS
     rules.versions.begin_batch()
@@ -132,7 +133,7 @@ def _expect_usable(record: Record, rules: IntakeRules, *, now: float) -> None:
         )
     if isinstance(record, PredictionBatch):
         rules.versions.expect(record.model_version)
-    # The minimum is NaN if any score is NaN, and the comparison is then false.
+    # If any score is NaN, the minimum is NaN, and a comparison with NaN is false.
     if isinstance(record, PredictionBatch) and not np.minimum.reduce(record.scores) >= 0:
         rows = int(np.isnan(record.scores).sum())
         raise UnscoredRows(request_id=record.request_id, version=record.model_version, rows=rows)
@@ -143,8 +144,8 @@ class Attribution(NamedTuple):
 
     requests: MaturedRequests
     late: list[LateOutcome]
-    """Clicks that set no label: clicks after the window, and clicks whose row does not exist in the
-    request."""
+    """Clicks that change no label, because they came after the window or their row does not exist
+    in the request."""
     unmatched: list[LateOutcome]
     """Clicks in `late` whose row number does not exist in the request."""
 

@@ -28,10 +28,11 @@ class KnownRequest(NamedTuple):
 
 
 class Classified(NamedTuple):
-    """Indexes of predictions. Each prediction is in exactly one of the three arrays."""
+    """Indexes of classified predictions. Each prediction is in exactly one of the three arrays."""
 
     new: NDArray[np.int64]
-    """First prediction of each id that is not stored yet, ascending."""
+    """New predictions, ascending. An id is new if it is not stored yet. If several predictions have
+    the same new id, only the first prediction is in this array."""
     redelivered: list[int]
     reused: list[int]
     """Predictions with the id of another request."""
@@ -40,7 +41,7 @@ class Classified(NamedTuple):
 def classify(
     predictions: Predictions,
     known: Mapping[str, KnownRequest],
-    held: Callable[[int], tuple[int, Predictions] | None],
+    block_of: Callable[[int], tuple[int, Predictions] | None],
 ) -> Classified:
     """Classify predictions as new, redelivered or reused.
 
@@ -48,9 +49,9 @@ def classify(
         predictions: Predictions in any order. If several new predictions have the same id, only the
             first prediction is new. The other predictions are compared with the first prediction.
         known: Stored requests with these ids.
-        held: Function that takes the number of a stored prediction, and returns the prediction's
-            block and the number of the first prediction in the block. The function returns None if
-            the rows are archived. If the rows are archived, only the time, the version and the
+        block_of: Function that reads the block of a stored prediction. The argument is the number
+            of the prediction. The result is the block and the number of its first prediction, or
+            None if the rows are archived. For archived rows, only the time, the version and the
             number of rows are compared.
     """
     new: dict[str, int] = {}
@@ -67,9 +68,9 @@ def classify(
             is_equal = _same_request(_at(predictions, first), _at(predictions, index))
             (redelivered if is_equal else reused).append(index)
     block: tuple[int, Predictions] | None = None
-    for number, index in sorted(equal_so_far):  # sorted by block, so that each block is read once
+    for number, index in sorted(equal_so_far):  # sort by block, so that each block is read once
         if block is None or not block[0] <= number < block[0] + len(block[1]):
-            block = held(number)
+            block = block_of(number)
         is_equal = block is None or _same_request(
             _at(block[1], number - block[0]), _at(predictions, index)
         )

@@ -11,10 +11,10 @@ so they take no memory. This module stores, matures and deletes records. `monito
 decodes records, and `monitoring.state.database` assigns rows to files.
 
 Requests are stored in blocks. A block contains the requests of one pull, ordered by time, so that
-matured requests come first. A request moves from a block to a part of matured requests, then to an
-intended file, and then to a sealed file. The click labels of matured requests are final. The rows
-of a block are deleted once all of them are sealed. Conversions and late clicks are stored as late
-outcomes, and then move to an intended and a sealed file.
+matured requests come first. A request moves from a block to a part of matured requests. The part is
+assigned to an archive file, which is first `intended` and then `sealed`. The click labels of
+matured requests are final. The rows of a block are deleted once all of them are in sealed files.
+Conversions and late clicks are stored as late outcomes, which are also assigned to archive files.
 """
 
 import json
@@ -68,19 +68,19 @@ _OF_RECORDS = (
 STORE_FILE = "monitor.db"
 """File name in the state folder."""
 _RATED_REQUESTS = 20_000
-"""The conversion rates cover this number of newest requests over all versions. Requests whose
-conversion window is still open are not included."""
+"""Maximum number of requests in the conversion rates. The newest requests of all versions together
+are used. Requests whose conversion window is still open are not included."""
 _BLOCK_BYTES = 16 << 20
 """Maximum bytes of numbers in a block, unless a single request is larger. A block is always read
 completely."""
 _MAX_DEAD_LETTERS = 100_000
-"""Number of newest dead letters whose ids are stored, so that a redelivered dead letter is counted
-once."""
+"""Number of newest dead letters with a stored id. A dead letter with a stored id is not counted
+again."""
 AHEAD_FOLDER = "ahead"
-"""Folder in the names of files whose rows have times far in the future. The rows are set apart, and
-the files are never written."""
+"""First part of the names of files for rows with times far in the future. Rows with times far in
+the future are set apart, and their files are never written."""
 _NOT_APART = "(file IS NULL OR file NOT IN (SELECT name FROM files WHERE state = 'set apart'))"
-_IS_HELD = (
+_HAS_BLOCK = (
     "predictions.rowid >= (SELECT first FROM blocks WHERE last >= predictions.rowid ORDER "
     "BY last LIMIT 1)"
 )
@@ -112,7 +112,7 @@ class StateStore(FileTables):
         """Store the records of one pull, and count those that are already stored as duplicates.
 
         Args:
-            predictions: Predictions, or None.
+            predictions: Predictions of one pull, or None.
             outcomes: Outcome batches.
             unusable: Ids of the messages that become dead letters. The dead letters are counted
                 here, and stored in the event log.
@@ -165,7 +165,7 @@ class StateStore(FileTables):
             _insert_ids(connection, added, first, now=now)
         except (
             sqlite3.IntegrityError
-        ):  # a known id is rare, and a check beforehand would take as long as the insert
+        ):  # no check beforehand: known ids are rare, and a check would take as long as the insert
             connection.execute("ROLLBACK TO ids")
             apart = self._classify(added)
             added, reused = added.select(apart.new), order[apart.reused]
@@ -182,8 +182,8 @@ class StateStore(FileTables):
             )
         row_bytes = bytes_of_row(added.dense.shape[1], added.categorical.shape[1])
         # A block spans at most one minute. All rows of a block stay until its last request has
-        # matured, so a request from a clock that is ahead must not be in a block with earlier
-        # requests.
+        # matured. A request with a wrong time in the future must therefore not share a block with
+        # earlier requests.
         for start, stop in _chunks(
             added.sizes, _BLOCK_BYTES // row_bytes, added.micros // 60_000_000
         ):
@@ -277,7 +277,7 @@ class StateStore(FileTables):
                 )
             self._write_documents(connection, {"features": columns})
 
-    # -- from open to matured
+    # -- mature requests
 
     def waiting(
         self, predicted_before: float, limit: int, max_rows: int = 1_000_000
@@ -314,7 +314,10 @@ class StateStore(FileTables):
         return _first_of(found, limit, max_rows) if found else None
 
     def _waiting_block(self, first: int, packed: bytes) -> Waiting:
-        """Return a block without its features. A corrupt block is rebuilt from its rows."""
+        """Return a block without its features.
+
+        If the block is corrupt, it is rebuilt from its rows.
+        """
         try:
             return unpack(Waiting, packed, first)
         except CorruptBlock as error:
@@ -334,7 +337,7 @@ class StateStore(FileTables):
             block: Number of the block's first prediction, from `CorruptBlock.number`.
 
         Returns:
-            The number of rows that lose their labels.
+            The number of rows that now never get a label.
         """
         counts: dict[str, float] = {}
         with self._transaction(counts) as connection:
@@ -373,7 +376,10 @@ class StateStore(FileTables):
         return [click for run in _runs(numbers) for click in self._connection.execute(query, run)]
 
     def waiting_ahead(self, after: float) -> Waiting | None:
-        """Return a block of predictions with open labels that are later than this time, or None."""
+        """Return the open predictions of a block, if all of them are later than `after`.
+
+        Returns None if there is no such block.
+        """
         query = (
             "SELECT first, matured_to, requests FROM blocks WHERE waiting_from > ? ORDER BY "
             "waiting_from LIMIT 1"
@@ -454,7 +460,7 @@ class StateStore(FileTables):
             requests: Requests that `waiting` returned, in the order in which they are archived.
             counts: Counters to add in the same transaction.
             now: Seconds since the epoch.
-            late: Outcomes of the requests that set no label.
+            late: Outcomes that do not change a label of these requests.
             part_rows: Maximum rows of a part, unless a single request has more. A part has one UTC
                 day and is the smallest unit of an archive file.
             apart: Whether the requests are set apart, so that they are never archived.
@@ -501,7 +507,10 @@ class StateStore(FileTables):
         return int(self.counters.get("matured_request", 0))
 
     def num_matured_after(self, cursor: int) -> int:
-        """Return how many of `newest_rows` matured after the request at position `cursor`."""
+        """Return how many of `newest_rows` matured later than the request number `cursor`.
+
+        Requests are numbered in the order in which they mature, from 1.
+        """
         query = (
             f"SELECT last, min(num_requests, last - ?) FROM matured WHERE last > ? AND {_NOT_APART}"
         )
@@ -564,16 +573,19 @@ class StateStore(FileTables):
             for version, count, rows in self._connection.execute(query, values)
         }
 
-    # -- late outcomes and events
+    # -- store late outcomes
 
     @staticmethod
     def _store_late(
         connection: sqlite3.Connection, late: Sequence[LateOutcome], now: float
     ) -> None:
-        """Store outcomes for the outcome files, and keep the earliest per (request, row, event).
+        """Store outcomes for the outcome files.
 
-        If an outcome is earlier than the stored outcome of the same key, it goes into a new file. A
-        new file is also needed if the stored outcome is already archived.
+        Only the earliest outcome per (request, row, event) is stored.
+
+        If an outcome is earlier than the stored outcome of the same key, it is assigned to a new
+        file. If the stored outcome is already archived, the earlier outcome is also assigned to a
+        new file.
         """
         connection.executemany(
             "INSERT INTO late_outcomes (request_id, row, event, time, predicted_at, stored_at)"
@@ -584,8 +596,8 @@ class StateStore(FileTables):
     def forget_user(self, category: int) -> None:
         """Replace this user's category by the missing category in the stored matured rows."""
         with self._transaction({}) as connection:
-            held = connection.execute("SELECT last, requests FROM matured").fetchall()
-            for last, packed in held:
+            parts = connection.execute("SELECT last, requests FROM matured").fetchall()
+            for last, packed in parts:
                 requests = unpack(MaturedRequests, packed)
                 if (requests.users == category).any():
                     users = np.where(requests.users == category, MISSING_CATEGORY, requests.users)
@@ -600,8 +612,8 @@ class StateStore(FileTables):
         """Delete records that were stored before a time and are no longer needed.
 
         The method deletes ids of requests without stored rows, and ids of outcome batches and dead
-        letters. Outcomes in sealed files are deleted if their requests have no stored rows. If a
-        request remains unknown, its clicks become late outcomes.
+        letters. Outcomes in sealed files are deleted if their requests have no stored rows. Clicks
+        on requests that remain unknown become late outcomes.
 
         Args:
             before: Delete records stored before this time, in seconds since the epoch.
@@ -616,8 +628,9 @@ class StateStore(FileTables):
         with self._transaction(counts) as connection:
             connection.execute(
                 "DELETE FROM predictions WHERE stored_at NOT BETWEEN ? AND ? AND "
-                f"coalesce({_IS_HELD}, 0) = 0"
-                # Keep the newest prediction, because SQLite would assign its number again.
+                f"coalesce({_HAS_BLOCK}, 0) = 0"
+                # Never delete the newest prediction, because SQLite would then assign its number
+                # again.
                 " AND rowid < (SELECT max(rowid) FROM predictions)",
                 (before, ahead),
             )
@@ -634,7 +647,7 @@ class StateStore(FileTables):
                 # outcomes of a request therefore stay as long as its rows.
                 " AND NOT EXISTS (SELECT 1 FROM predictions WHERE predictions.request_id = "
                 "late_outcomes.request_id"
-                f" AND {_IS_HELD})",
+                f" AND {_HAS_BLOCK})",
                 (before,),
             )
             connection.execute(
@@ -654,7 +667,7 @@ class AddedPredictions(NamedTuple):
     added: Predictions | None
     """New predictions, ordered by time and id, or None."""
     reused: NDArray[np.int64]
-    """Indexes of predictions that were not stored, because their ids belong to other requests."""
+    """Indexes of predictions that were not stored, because other requests have the same ids."""
 
 
 def _new_dead_letters(connection: sqlite3.Connection, keys: Sequence[str], *, now: float) -> int:
@@ -663,29 +676,29 @@ def _new_dead_letters(connection: sqlite3.Connection, keys: Sequence[str], *, no
     return sum(connection.execute(query, (_short_id(key), now)).rowcount for key in keys)
 
 
-def matured_rows_of(memory: sqlite3.Connection, user: int) -> int:
+def matured_rows_of(connection: sqlite3.Connection, user: int) -> int:
     """Count the stored matured rows of the user with this category.
 
     The function also works while another program has the state open.
     """
-    held = (
+    matured = (
         unpack(MaturedRequests, packed)
-        for (packed,) in memory.execute("SELECT requests FROM matured")
+        for (packed,) in connection.execute("SELECT requests FROM matured")
     )
-    return sum(int(np.count_nonzero(requests.users == user)) for requests in held)
+    return sum(int(np.count_nonzero(requests.users == user)) for requests in matured)
 
 
 def waiting_requests_of(
-    memory: sqlite3.Connection,
+    connection: sqlite3.Connection,
     user: int,
     *,
     columns: dict[str, list[str]],
     positions: Sequence[int],
 ) -> int:
     """Count the unarchived requests that contain the user in one of these columns."""
-    saved = memory.execute("SELECT content FROM documents WHERE name = 'features'").fetchone()
+    saved = connection.execute("SELECT content FROM documents WHERE name = 'features'").fetchone()
     found, arranged = 0, ColumnMap(json.loads(saved[0]) if saved else columns, columns)
-    for (content,) in memory.execute("SELECT content FROM block_rows"):
+    for (content,) in connection.execute("SELECT content FROM block_rows"):
         block = unpack(Predictions, content)
         _, categorical = arranged.rows(block.dense, block.categorical)
         is_users = (categorical[:, list(positions)] == user).any(axis=1)
@@ -696,7 +709,7 @@ def waiting_requests_of(
 def _short_id(message_id: str) -> str:
     """Return a message id, or the hash of the id if it is too long.
 
-    Only other programs publish messages with such ids.
+    Message ids of our own programs are never too long.
     """
     return (
         message_id
@@ -737,7 +750,10 @@ def _insert_ids(
 
 
 def _waiting_of(block: Predictions, first: int, user_position: int | None) -> Waiting:
-    """Return the columns that maturing needs. `first` is the number of the first prediction."""
+    """Return the columns that label attribution needs.
+
+    The block's first prediction has the number `first`.
+    """
     users = (
         np.full(block.num_rows, MISSING_CATEGORY)
         if user_position is None
@@ -758,7 +774,10 @@ def _valid(kind: type[R], found: Iterable[tuple[bytes, int]]) -> Iterator[R]:
 def _insert_block(
     connection: sqlite3.Connection, block: Predictions, first: int, *, user_position: int | None
 ) -> None:
-    """Store the rows, and separately the columns that maturing reads."""
+    """Store a block of predictions.
+
+    The columns for label attribution are also stored separately.
+    """
     waiting = _waiting_of(block, first, user_position)
     last, num = first + len(block) - 1, len(block)
     times = (float(block.times[0]), float(block.times[-1]))
@@ -772,9 +791,8 @@ def _insert_block(
 def _first_of(found: Sequence[Waiting], limit: int, max_rows: int, *, beyond: int = 0) -> Waiting:
     """Return the first requests of blocks within both limits, as `StateStore.waiting` does.
 
-    Each element of `found` belongs to one block, and contains the first requests of the block in
-    order of time. With `beyond=1`, the result also includes the first request over the limit, but
-    no later request.
+    Each element of `found` contains the first requests of one block in order of time. With
+    `beyond=1`, the result also includes the first request over the limit, but no later request.
     """
     joined = Waiting.joined(found)
     joined = joined.ordered(joined.times)
@@ -793,7 +811,7 @@ def _chunks(
     """Yield start and stop of each chunk of elements with a total size of at most `at_most`.
 
     An element larger than `at_most` is its own chunk. All elements of a chunk have the same number
-    in `periods`. `periods` is ascending.
+    in `periods`. The numbers in `periods` ascend.
 
     >>> list(_chunks(np.array([2, 2, 5, 1, 1]), 4, np.array([0, 0, 0, 0, 1])))
     [(0, 2), (2, 3), (3, 4), (4, 5)]

@@ -1,7 +1,7 @@
-"""Snapshot for the pages, heartbeat of the loop, and health checks.
+"""Data that the loop shares with the HTTP server: the pages' snapshot, and the loop's heartbeat.
 
 The loop passes one snapshot per iteration. `web.metrics` and `web.page` render the snapshot, and
-`web.server` answers requests.
+`web.server` answers requests and health checks.
 """
 
 import json
@@ -49,7 +49,7 @@ class Snapshot:
     windows: tuple[Kpis, ...] = ()
     """KPIs of each model version."""
     open_labels: tuple[OpenEstimate, ...] = ()
-    """Estimate for each model version with open rows."""
+    """Estimated AUC of each model version that has open rows."""
     drift: Mapping[str, Any] | None = None
     """Newest closed bucket of feature drift, a JSON object. None before the first bucket has
     closed."""
@@ -60,7 +60,7 @@ class Snapshot:
     decision: str | None = None
     """Combined decision after rate limits, with its reason."""
     actions: ActionStatus | None = None
-    """None before the first iteration."""
+    """Status of the actions on decisions. None before the first iteration."""
     store_status: StoreStatus | None = None
     """Status of the registry, the archive and the disks, at most a minute old. None before the
     first read."""
@@ -118,7 +118,7 @@ class Exposition:
     def unready(self) -> str | None:
         """Return why published records are not being processed, or None.
 
-        An idle log is ready. A log that cannot deliver records is not ready (see
+        The monitor is ready if the log is idle, but not if the log cannot deliver records (see
         `Subscriber.problem`).
         """
         if reason := self.unhealthy():

@@ -117,8 +117,8 @@ class _Collector:
         info.add_metric([_distribution_version(), str(VERSION)], 1.0)
         yield info
         if shown.time is None:
-            # At each restart, counters of 0 would look like resets. The rate in an alert rule would
-            # then include the same increase again.
+            # At each restart, counters of 0 would look like resets. After such a reset, the rate in
+            # an alert rule would include the same increase again.
             return
         for field, (name, text) in _KPI_GAUGES.items():
             by_version = {str(kpis.version): getattr(kpis, field) for kpis in shown.windows}
@@ -156,8 +156,8 @@ _PREFIX_OF_COUNTS = {
     "retrain_requests": "request_",
     "notifications": "notification_",
 }
-"""For each metric, the prefix of its counters in the state. A counter's name consists of the prefix
-and an outcome."""
+"""Prefix of the counters that belong to each metric. The name of a counter in the state is the
+prefix plus an outcome."""
 
 
 def _counter(
@@ -176,7 +176,7 @@ def _counter(
 
 
 def _gauges(*gauges: tuple[str, str, float | None]) -> Iterator[GaugeMetricFamily]:
-    """Yield one gauge without labels for each name, help text and number.
+    """Yield one gauge for each triple of name, help text and number. The gauges have no labels.
 
     A gauge has no sample if its number does not exist.
     """
@@ -187,7 +187,10 @@ def _gauges(*gauges: tuple[str, str, float | None]) -> Iterator[GaugeMetricFamil
 def _labelled_gauge(
     name: str, text: str, *, label: str, values: Mapping[str, float | None]
 ) -> GaugeMetricFamily:
-    """Return a gauge with one sample per value of a label, without values that do not exist."""
+    """Return a gauge with one sample per value of a label.
+
+    A sample whose number is undefined is left out.
+    """
     gauge = GaugeMetricFamily(_PREFIX + name, text, labels=[label])
     for key, value in values.items():
         if value is not None:

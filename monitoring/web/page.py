@@ -57,8 +57,8 @@ _MARKED_EVENTS = {
 }
 """Kinds of events with a mark in the chart, and the text of the mark."""
 ROUTINE_EVENTS = ("archived", "uploaded", "started", "stopped", "drift")
-"""Kinds of routine events, which the list folds. Routine events occur every minute. If a decision
-follows from a routine event, the decision has its own event."""
+"""Kinds of routine events. The list of events folds routine events. Routine events occur every
+minute. If a decision follows from a routine event, the decision has its own event."""
 _MAX_EVENTS = 80
 """Maximum number of unfolded lines in the list of events."""
 _MAX_DRIFT_ROWS = 12
@@ -68,8 +68,8 @@ _UNITS = (
     (172_800.0, 3600.0, "h"),
     (float("inf"), 86_400.0, "d"),
 )
-"""For each unit of time: the duration in seconds below which it is used, its length in seconds, and
-its name."""
+"""Units for durations, ascending. Each unit has the exclusive upper limit of its durations in
+seconds, its length in seconds, and its name."""
 
 
 class History(NamedTuple):
@@ -108,7 +108,7 @@ def tail(path: Path, num_bytes: int = _TAIL_BYTES) -> list[dict[str, Any]]:
         try:
             found.append(json.loads(line))
         except ValueError:
-            continue  # being written, or incomplete after a crash
+            continue  # the line is being written, or is incomplete after a crash
     return found
 
 
@@ -338,7 +338,7 @@ def _decisions(shown: Snapshot) -> PageBlock:
 def _check_row(decision: Decision) -> CheckRow:
     """Return one policy's decision.
 
-    The value is the number that the policy compares with its limit.
+    The column for the value shows the number that the policy compares with its limit.
     """
     numbers = decision.numbers
     drifted, threshold = numbers.get("drifted_columns"), numbers.get("threshold")
@@ -473,7 +473,7 @@ def _actions(shown: Snapshot, now: float) -> PageTable:
 
 
 def _last_run(shown: Snapshot, now: float) -> list[PageBlock]:
-    """Describe how the last run ended, with links to its steps' reports."""
+    """Describe how the last run ended, and link to the reports of its steps."""
     last = shown.store_status.runs.last_run if shown.store_status else None
     if last is None:
         return []
@@ -503,7 +503,7 @@ def _lines(events: Sequence[Mapping[str, Any]], now: float) -> Iterator[ShownEve
 
 
 def _alike(event: Mapping[str, Any]) -> tuple[str, frozenset[str], tuple[str, ...]]:
-    """Return a key that is equal for events that differ only in measured numbers.
+    """Return a key for an event without its measured numbers. Similar events have equal keys.
 
     The key contains the kind of the event, the words of its text without numbers, and the versions
     in its text.
@@ -514,7 +514,7 @@ def _alike(event: Mapping[str, Any]) -> tuple[str, frozenset[str], tuple[str, ..
 
 
 def _format_time(time: float, now: float | None = None) -> str:
-    """Format a time in UTC, and with `now` also how long ago it was."""
+    """Format a time in UTC. If `now` is given, add how long ago the time was."""
     text = utc_time(time)
     return text if now is None else f"{text}, {_format_duration(now - time)} ago"
 

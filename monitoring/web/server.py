@@ -5,9 +5,9 @@ and /status (JSON). `web.page`, `web.metrics` and `web.exposition` render the mo
 reports and cards come from the model registry. No page changes anything, so there is no login. The
 network decides who may reach the port.
 
-A request names a run and a step, or a version. Paths of requests are never used as paths of files.
-A report is a regular file with a fixed name in the run's own folder, and has at most `_MAX_BYTES`.
-A card is rendered for each request, so it always matches the promotion journal.
+The path of a request contains a run and a step, or a version. It is never used as the path of a
+file. A report is a regular file with a fixed name in the run's own folder, and has at most
+`_MAX_BYTES`. A card is rendered for each request, so it always matches the promotion journal.
 """
 
 import json
@@ -139,7 +139,7 @@ class MonitorServer:
     def write_address(self, state: Path) -> None:
         """Write the server's address to `<state>/http.json`.
 
-        The caller has the state folder open.
+        The caller must have the state folder open.
         """
         write_whole(state / HTTP_FILE, json.dumps({"host": self.host, "port": self.port}) + "\n")
 
@@ -184,13 +184,13 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(503 if reason else 200, "text/plain", (reason or "ok").encode() + b"\n")
 
     def _answer(self, status: int, content_type: str, body: bytes) -> None:
-        with suppress(ConnectionError):  # the client disconnected
+        with suppress(ConnectionError):  # the client has disconnected
             self.send_response(status)
             self.send_header("Content-Type", content_type)
             self.send_header("Content-Length", str(len(body)))
             self.send_header("Cache-Control", "no-store")
-            # The page needs only its own style. No script can run, even if a name in the records
-            # contains one.
+            # The page needs only its own style. A script cannot run, even if a name in the records
+            # contains a script.
             self.send_header(
                 "Content-Security-Policy",
                 "default-src 'none'; style-src 'unsafe-inline'; img-src data:",

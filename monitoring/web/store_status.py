@@ -68,7 +68,7 @@ class LastRun:
     reports: tuple[str, ...]
     """Steps of the run that wrote a report."""
     ended_at: float
-    """Seconds since the epoch."""
+    """End of the run in seconds since the epoch."""
     seconds: float | None
     """Seconds from the start of the run's first step to the end of the run. None if no step left a
     note."""
@@ -97,16 +97,16 @@ class Promotions:
 
 @dataclass(frozen=True, kw_only=True)
 class Disk:
-    """Disk of a folder, in bytes. Other folders may be on the same disk."""
+    """Disk of a folder, in bytes. Several folders may be on the same disk."""
 
     free: int
-    """Bytes that this user may still write."""
+    """Free bytes for the user of this process."""
     size: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class StoreStatus:
-    """Result of the last read."""
+    """Status of the installation at the last read."""
 
     store_problem: str | None = None
     """Why the model registry cannot be read, or None. If the registry cannot be read, promotions
@@ -116,7 +116,7 @@ class StoreStatus:
     unuploaded_files: int | None = None
     """Number of sealed archive files that are not in the lake. None if there is no uploader."""
     oldest_unuploaded: float | None = None
-    """Time when the oldest of these files was written, or None."""
+    """Time when the oldest sealed file outside the lake was written, or None."""
     disks: Mapping[str, Disk] = field(default_factory=dict)
     """Disk of each folder of the installation. Folders that do not exist or cannot be read are left
     out."""
@@ -138,11 +138,11 @@ class StoreWatcher:
 
         Args:
             store: Model registry.
-            documents: State in which runs are counted.
+            documents: State that stores the counts of runs.
             archive: Archive of the monitor.
             has_uploader: Whether an uploader moves the archive files. Without an uploader, the
                 archive is the lake, and no file waits.
-            folders: Further folders of the installation whose disks are read.
+            folders: Further folders of the installation. The free space of their disks is read.
         """
         self._store = store
         self._archive = archive

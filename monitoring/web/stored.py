@@ -1,8 +1,7 @@
 """Read a monitor's last snapshot: from the monitor itself, or from its state folder.
 
-A stopped monitor leaves its journal files, its rules and the documents of its database. The
-remaining files are enough for `evergreen status`. Nothing is written, and the lock of the folder is
-not taken.
+The journal files, the rules and the database of a stopped monitor are enough for `evergreen
+status`. The program writes nothing, and does not lock the folder.
 """
 
 import json
@@ -21,7 +20,7 @@ from evergreen.runtime.errors import ContractError, TemporaryError
 from monitoring.journal import DECISIONS_FILE, TIMELINE_FILE
 from monitoring.metrics.window import Kpis
 from monitoring.policies.policy import Decision
-from monitoring.policies.rate_limit import RunMemory
+from monitoring.policies.rate_limit import PastRuns
 from monitoring.retraining.actions import ActionStatus, describe_actions
 from monitoring.retraining.notifications import DRIFT as DRIFT_INCIDENT
 from monitoring.retraining.notifications import INCIDENTS, OpenIncident
@@ -109,8 +108,8 @@ def _read_database(path: Path) -> _Documents:
     if not path.exists():
         return _Documents({}, {})
     names = (PROGRESS, RATE_LIMITS, INCIDENTS, DRIFT)
-    marks = ", ".join("?" * len(names))
-    query = f"SELECT name, content FROM documents WHERE name IN ({marks})"
+    placeholders = ", ".join("?" * len(names))
+    query = f"SELECT name, content FROM documents WHERE name IN ({placeholders})"
     try:
         with closing(
             sqlite3.connect(f"file:{quote(str(path.absolute()))}?mode=ro", uri=True)
@@ -133,7 +132,7 @@ def _actions(state: Path, content: Mapping[str, Any], now: float) -> ActionStatu
     incident = content.get(INCIDENTS, {}).get(DRIFT_INCIDENT)
     return describe_actions(
         msgspec.convert(content.get(PROGRESS, {}), RunProgress),
-        msgspec.convert(content.get(RATE_LIMITS, {}), RunMemory),
+        msgspec.convert(content.get(RATE_LIMITS, {}), PastRuns),
         msgspec.convert(incident, OpenIncident) if incident else None,
         daily_budget=read_rules(state).rate_limit.daily_budget,
         messages_waiting=None,

@@ -123,13 +123,11 @@ def test_figure_without_source_is_found(text, expected):
 def test_figures_of_speed_are_on_performance_page_or_marked_as_old(page):
     if page in (performance.PAGE, REPOSITORY / "CHANGELOG.md"):
         return
-    results = {
-        each["benchmark"]: performance.section(each) for each in performance.kept_documents()
-    }
+    results = {each["benchmark"]: performance.section(each) for each in performance.read_results()}
     assert unsourced(page.read_text(), results) == []
 
 
 def test_performance_page_equals_stored_results():
-    assert performance.PAGE.read_text() == performance.page(performance.kept_documents()), (
+    assert performance.PAGE.read_text() == performance.page(performance.read_results()), (
         "the page is not current; `make performance` writes it"
     )

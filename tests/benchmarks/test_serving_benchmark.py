@@ -3,18 +3,18 @@
 import numpy as np
 import pytest
 
-from benchmarks.load import Answers, window_figures
+from benchmarks.load import Responses, window_figures
 
 
-def _answers(due: list[float], latencies: list[float]) -> Answers:
-    return Answers(
+def _responses(due: list[float], latencies: list[float]) -> Responses:
+    return Responses(
         latencies=np.array(latencies), due=np.array(due), seconds=1.0, failed={}, first_errors={}
     )
 
 
 def test_the_ratio_compares_the_window_with_the_quiet_time_alone() -> None:
-    answers = _answers([0.5, 1.0, 1.5, 2.0, 2.5], [9.0, 0.004, 0.004, 0.012, 9.0])
-    figures = window_figures(answers, window=(2.0, 2.5), quiet=(1.0, 2.0))
+    responses = _responses([0.5, 1.0, 1.5, 2.0, 2.5], [9.0, 0.004, 0.004, 0.012, 9.0])
+    figures = window_figures(responses, window=(2.0, 2.5), quiet=(1.0, 2.0))
     assert figures["num_in_window"] == 1
     assert figures["window_p99_ms"] == pytest.approx(12.0)
     assert figures["before_p99_ms"] == pytest.approx(4.0)
@@ -22,6 +22,6 @@ def test_the_ratio_compares_the_window_with_the_quiet_time_alone() -> None:
 
 
 def test_a_ratio_without_requests_in_the_quiet_time_is_none() -> None:
-    figures = window_figures(_answers([2.0], [0.012]), window=(2.0, 2.5), quiet=(1.0, 2.0))
+    figures = window_figures(_responses([2.0], [0.012]), window=(2.0, 2.5), quiet=(1.0, 2.0))
     assert figures["before_p99_ms"] is None
     assert figures["ratio"] is None

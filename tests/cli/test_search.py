@@ -122,7 +122,8 @@ def test_search_starts_with_given_recommender_resumes_and_names_best(tmp_path):
     assert rates == sorted(rates)
     assert parse_settings(best.replace("--set=", ""))["training.learning_rate"] == rates[0]
     assert (
-        "expected the same" in call(tmp_path, "--trials=9", "-pparent=none", runner=runner).stderr
+        "as in the earlier search"
+        in call(tmp_path, "--trials=9", "-pparent=none", runner=runner).stderr
     )
 
 
@@ -162,7 +163,7 @@ def test_two_real_trials_are_evaluated_by_same_rows_and_release_nothing(tmp_path
         ("gate.min_auc: {low: 0.1, high: 0.2}", "of preprocessing, model, training"),
         (
             "training.seed: {low: 3, high: 2}",
-            "low is 3 and high 2, expected choices alone, or low < high",
+            "low is 3, high is 2; expected either choices, or low < high",
         ),
         ("training.seed: {low: x}", "training.seed.low is 'x', expected int | float"),
     ],

@@ -92,7 +92,7 @@ def test_record_with_known_columns_is_accepted_and_others_are_counted(features):
     form = RecordFormat(features)
     message = form.encode(batch_of(features, recommender="shop", recommender_digest=shop.digest))
     rules = IntakeRules(
-        form, "shop", 86_400.0, AdmittedVersions(frozenset, lambda: START, memory=None)
+        form, "shop", 86_400.0, AdmittedVersions(frozenset, lambda: START, state=None)
     )
     found = read_records([message], rules, now=START)
     assert (found.predictions.dense.shape, found.bad) == ((4, len(features.numeric)), [])
@@ -214,7 +214,7 @@ def test_lengths_and_elements_of_lists_drift_separately(lengths, elements, drift
     assert sketch.cells[layout.slice_of("genres")].sum() == pytest.approx(held, rel=0.03)
     assert compared["genres"].effect == pytest.approx(1 / 6 if "genres" in drifted else 0, abs=0.02)
     assert compared["genres"].design_effect == pytest.approx(1, abs=0.3)
-    cut.merge(Sketch.restore(layout, sketch.memory()))
+    cut.merge(Sketch.restore(layout, sketch.state_dict()))
     assert compare(cut, DriftSettings()) == tuple(compared.values())
 
 

@@ -89,7 +89,7 @@ def test_version_bad_on_live_traffic_is_named_once_and_starts_no_run(two_version
     # The previous version is equally bad by now. A run is requested only after the cooldown of the
     # rollback.
     assert (
-        b.monitor.actions.retraining.memory.blocked_by
+        b.monitor.actions.retraining.past_runs.blocked_by
         == "cooldown after a new version was rolled back"
     )
     for number in range(14):
@@ -191,7 +191,7 @@ def test_monitor_with_new_state_does_not_report_an_earlier_rollback(two_versions
     b.start()
     b.turn(3, 20.0)
     assert b.kinds().count("rolled_back") == 0
-    assert not b.monitor.actions.retraining.memory.blocked_by
+    assert not b.monitor.actions.retraining.past_runs.blocked_by
 
 
 def test_two_rollbacks_with_the_same_time_are_both_reported(two_versions):

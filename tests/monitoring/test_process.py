@@ -124,7 +124,7 @@ def test_two_monitors_cannot_share_state_folder(processes):
     wait_for((processes.state / "events.jsonl").exists, "the first monitor")
     second = processes.monitor()
     assert second.wait(120) == 3
-    assert "is held by another monitor" in (processes.folder / "monitoring.1.log").read_text()
+    assert "is open in another monitor" in (processes.folder / "monitoring.1.log").read_text()
     assert first.poll() is None
 
 

@@ -322,10 +322,7 @@ def test_lake_that_cannot_be_written_stops_with_its_name_and_keeps_file(archive,
     lake.mkdir()
     (lake / "day=2025-11-13").write_text("a file where a folder belongs")
     assert main(["--archive", str(archive), "--lake", str(lake), "--once"], {}) == 3
-    assert (
-        "part-1.parquet was not moved; it and the files sealed after it stay"
-        in capsys.readouterr().err
-    )
+    assert "part-1.parquet and the files sealed after it were not moved" in capsys.readouterr().err
     assert remaining(archive) == [NAME, OUTCOMES]
 
 
@@ -335,7 +332,7 @@ def test_unreadable_file_is_named_and_all_others_are_moved(archive, tmp_path, ca
         path.mkdir(parents=True)
     assert main(["--archive", str(archive), "--lake", str(tmp_path / "a lake"), "--once"], {}) == 3
     error = capsys.readouterr().err
-    assert "2 files were not moved, all others were" in error
+    assert "2 unreadable files were not moved" in error
     assert all(f"{path} cannot be read: Is a directory" in error for path in unreadable)
     assert remaining(archive) == []
     assert all(path.exists() for path in unreadable)

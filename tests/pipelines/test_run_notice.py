@@ -65,7 +65,7 @@ def ended(tmp_path, monkeypatch):
     ("changes", "title", "done"),
     [
         ({}, "Version 4 was released", "all traffic"),
-        ({"state": "canary"}, "Version 4 runs beside the live one", "all traffic"),
+        ({"state": "canary"}, "Version 4 runs beside the live version", "all traffic"),
         (
             {"state": "refused", "step": "evaluation", "reason": "auc fell", "version": None},
             "The new model was refused by evaluation: auc fell",

@@ -243,7 +243,7 @@ def test_schedule_without_six_fields_is_refused_before_anything_is_sent(
 
 def test_upload_without_work_is_refused(server, command, capsys):
     assert command("--no-run") == 2
-    assert "nothing to do" in capsys.readouterr().err
+    assert "the command would do nothing" in capsys.readouterr().err
     assert server.requests == []
 
 
@@ -436,8 +436,8 @@ def test_listing_names_failed_runs_that_left_no_file_in_registry(server, command
     failed, last = capsys.readouterr().out.splitlines()[-2:]
     assert failed == f"{with_files['display_name']} failed at extraction: disk is full"
     assert last.startswith(
-        f"{lost['display_name']} failed and left nothing in the store: run {lost['run_id']} ended "
-        "FAILED: no step ran"
+        f"{lost['display_name']} failed and wrote nothing to the model registry: run "
+        f"{lost['run_id']} ended FAILED: no step ran"
     )
     assert last.endswith(f"see {server.url}/#/runs/details/{lost['run_id']}")
     assert main(["runs", "--store", str(tmp_path), "--host", server.url, "--json"]) == 2

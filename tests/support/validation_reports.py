@@ -9,7 +9,7 @@ import pyarrow as pa
 from components.validation.checks import Observation, apply_rules, observe_drift
 from components.validation.measure import (
     Champion,
-    KeptWindows,
+    LineageWindows,
     Measured,
     measure_drift,
     measure_label_shift,
@@ -110,7 +110,7 @@ def document_of(
     rules, folder = ValidationSettings(), Path(tempfile.gettempdir())
     champion = None
     if before is not None:
-        windows = KeptWindows((_count_rows(before).profile(),))
+        windows = LineageWindows((_count_rows(before).profile(),))
         champion = Champion(folder=folder, statistics=statistics_of(before), windows=windows)
     measured = _measure_rows(now, champion, shown)
     hostile = Observation(rule="anomaly", column=HOSTILE, detail=HOSTILE)

@@ -184,9 +184,9 @@ def test_full_gpu_memory_of_any_worker_names_sizes(
     assert "Traceback" not in done.stderr
     (note,) = read_notes(tmp_path / "a store", "r1")
     for text in (done.stderr, note.reason):
-        assert "the GPU has 1.5 GiB free of 80.0 GiB, which is too little: the tables" in text
-        assert f"({sum(training_set.slot_sizes):,} x 4) need" in text
-        assert "each batch has up to 256 rows" in text
+        assert "the GPU has too little memory: 1.5 of 80.0 GiB are free, and the tables" in text
+        assert f"({sum(training_set.slot_sizes):,} x 4) with Adam's moments need" in text
+        assert "batches of 256 rows" in text
         assert "CUDA out of memory. Tried to allocate 2.00 GiB." in text
 
 

@@ -170,7 +170,7 @@ def test_row_that_differs_is_shown_in_words_and_no_user_is(training, archive, tm
     assert found["C7"].example["served"] == "'red'"
     assert found["C8"].example is None
     first, second, *_ = check_skew(skew)
-    assert "served was 'red'" in first.detail + second.detail
+    assert "the served value is 'red'" in first.detail + second.detail
 
 
 def test_equal_rows_give_no_skew_whatever_their_order_and_labels(training, archive, tmp_path):

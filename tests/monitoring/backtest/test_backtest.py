@@ -43,7 +43,7 @@ def evaluated(actions: str) -> list[DecisionPoint]:
             calibration=None,
             ctr=0.5,
         )
-        memory = {"matured_total": 100 * (number + 1)}
+        state = {"matured_total": 100 * (number + 1)}
         made.append(
             DecisionPoint(
                 time=50.0 * number,
@@ -51,7 +51,7 @@ def evaluated(actions: str) -> list[DecisionPoint]:
                 decision=decision,
                 decisions=(decision,),
                 kpis=kpis,
-                memory=memory,
+                state=state,
             )
         )
     return made

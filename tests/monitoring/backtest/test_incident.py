@@ -229,11 +229,7 @@ def test_difference_before_open_decisions_is_still_one(rolled_back, tmp_path, ca
 def test_incident_over_more_versions_than_lineage_keeps_each_baseline():
     lines = [
         json.dumps(
-            {
-                "memory": {
-                    "baselines": {str(version): {"auc": version / 100} for version in versions}
-                }
-            }
+            {"state": {"baselines": {str(version): {"auc": version / 100} for version in versions}}}
         )
         for versions in (range(1, 9), range(2, 10), range(5, 13))
     ]

@@ -106,5 +106,5 @@ def test_merged_and_restored_parts_equal_profile_of_all_rows(layout, simulator):
     whole, first, second = (
         sketch_of(layout, each) for each in (requests, requests[:90], requests[90:])
     )
-    first.merge(Sketch.restore(layout, json.loads(json.dumps(second.memory()))))
-    assert first.memory() == whole.memory()
+    first.merge(Sketch.restore(layout, json.loads(json.dumps(second.state_dict()))))
+    assert first.state_dict() == whole.state_dict()

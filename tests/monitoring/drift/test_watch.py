@@ -30,11 +30,11 @@ ANY_SIZE = dict.fromkeys(
 )
 
 
-def watching(reference, requests=(), *, settings=SETTINGS, memory=None):
-    """Return a watch that restores the state `memory` and observes `requests`."""
+def watching(reference, requests=(), *, settings=SETTINGS, state=None):
+    """Return a watch that restores `state` and observes `requests`."""
     watch = DriftWatch(lambda version: reference, settings)
-    if memory is not None:
-        watch.restore(memory)
+    if state is not None:
+        watch.restore(state)
     for request in requests:
         watch.observe(Predictions.of([request]))
     return watch
@@ -230,7 +230,7 @@ def test_same_records_in_any_order_give_same_report(reference, simulator):
         watch, made = watching(reference), []
         for number in range(0, len(order), at_once):
             if number in restart_at:
-                watch = watching(reference, memory=json.loads(json.dumps(watch.memory())))
+                watch = watching(reference, state=json.loads(json.dumps(watch.state_dict())))
             watch.observe(Predictions.of([requests[i] for i in order[number : number + at_once]]))
         for up_to in (1050.0, 1100.0, 1200.0, 1500.0):
             made += watch.close(up_to)
@@ -252,7 +252,7 @@ def test_too_small_bucket_is_merged_with_next_of_its_version(reference, simulato
     watch = watching(reference, requests_of(simulator.draw(600, random), time=1050.0))
     assert watch.close(1100.0) == []
     watch = watching(
-        reference, requests_of(simulator.draw(700, random), time=1350.0), memory=watch.memory()
+        reference, requests_of(simulator.draw(700, random), time=1350.0), state=watch.state_dict()
     )
     (report,) = watch.close(1400.0)
     assert (report.bucket_start, report.bucket_end, report.rows) == (1000.0, 1400.0, 1300)
@@ -295,11 +295,11 @@ def test_memory_is_bounded_for_any_times_and_versions(reference, rows):
         watch.observe(
             Predictions.of([replace(request, time=1000.0 + 100 * number, model_version=number % 7)])
         )
-    assert len(watch.memory()["open"]) == 32
+    assert len(watch.state_dict()["open"]) == 32
     assert dict(watch.passed_over) == {}
     for version in range(50):
         watch.observe(Predictions.of([replace(request, time=950.0, model_version=version)]))
-    assert len(watch.memory()["open"]) <= 32
+    assert len(watch.state_dict()["open"]) <= 32
     assert dict(watch.passed_over) == {"too_many_versions": 50 * 18}
 
 
@@ -323,7 +323,7 @@ def test_record_is_in_bucket_of_its_time_rounded_to_microseconds(reference, rows
 
 def test_restart_with_other_statistics_of_version_forgets_its_bucket(reference, simulator, rows):
     other = reference_of(simulator.draw(3000, np.random.default_rng(12)))
-    after = watching(other, memory=watching(reference, requests_of(rows)).memory())
+    after = watching(other, state=watching(reference, requests_of(rows)).state_dict())
     assert after.close(1100.0) == []
     assert dict(after.passed_over) == {"no_reference": 8000}
 

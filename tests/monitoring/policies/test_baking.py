@@ -45,7 +45,7 @@ def rolled_back(rows, *, settings=LIMITS, gate=GATE, before=BEFORE):
 
     Traffic has 64 rows a second.
     """
-    policy, memory, decision = BakingPolicy(settings), {}, None
+    policy, state, decision = BakingPolicy(settings), {}, None
     for begin in range(0, len(rows.labels), STEP):
         part = slice(begin, begin + STEP)
         seen = MaturedRows(
@@ -56,7 +56,7 @@ def rolled_back(rows, *, settings=LIMITS, gate=GATE, before=BEFORE):
         evidence = evidence_of(
             rows=seen, baseline=gate, predecessor=before, time=(begin + STEP) / 64
         )
-        decision, memory = policy.decide(evidence, json.loads(json.dumps(memory, allow_nan=False)))
+        decision, state = policy.decide(evidence, json.loads(json.dumps(state, allow_nan=False)))
         if decision.action is Action.ROLLBACK:
             return begin + STEP, decision
     return None, decision
@@ -189,7 +189,7 @@ def test_version_whose_predecessor_left_no_rows_is_held_to_gate_alone():
 def test_version_is_evaluated_on_its_own_rows_once_first_has_matured():
     bad = traffic(1, rows=6_400, calibration=5.0)
     policy = BakingPolicy(LIMITS)
-    waiting, memory = policy.decide(
+    waiting, state = policy.decide(
         evidence_of(
             version=2, rows_of={1: bad}, lineage=(1, 2), baselines={2: GATE}, predecessor=None
         ),
@@ -197,10 +197,10 @@ def test_version_is_evaluated_on_its_own_rows_once_first_has_matured():
     )
     assert (waiting.action, state_of(waiting)) == (Action.UNDECIDABLE, BAKES)
     assert waiting.reason == "no row of model version 2 has matured yet"
-    assert (waiting.numbers["rows_baked"], waiting.numbers["auc"], memory) == (0, None, {})
+    assert (waiting.numbers["rows_baked"], waiting.numbers["auc"], state) == (0, None, {})
     found, _ = policy.decide(
         evidence_of(version=2, rows_of={1: traffic(2, rows=640), 2: bad}, baselines={2: GATE}),
-        memory,
+        state,
     )
     assert found.numbers["rows_baked"] == 6_400
     assert found.action is Action.ROLLBACK

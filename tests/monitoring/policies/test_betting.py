@@ -62,13 +62,13 @@ def test_state_stored_as_json_continues_unchanged():
     random = np.random.default_rng(1)
     traffic = ClickTraffic(0.1, 100, rows_per_request=3)
     stream = draw(random, traffic, rows=3_000, auc=0.7)
-    whole, memory = EProcess(0.75, {}), {}
+    whole, state = EProcess(0.75, {}), {}
     for begin in range(0, 3_000, 90):
         rows = part(stream, begin, min(begin + 90, 3_000))
         whole.update(rows, NEVER)
-        resumed = EProcess(0.75, memory)
+        resumed = EProcess(0.75, state)
         resumed.update(rows, NEVER)
-        memory = json.loads(json.dumps(resumed.memory()))
+        state = json.loads(json.dumps(resumed.state_dict()))
         assert resumed.value == whole.value
     assert whole.rounds > 50
 
@@ -82,15 +82,15 @@ def test_requests_of_incomplete_round_wait_for_next_update():
     process.update(
         rows_of(labels, np.arange(len(labels)), np.repeat(np.arange(len(sizes)), sizes)), NEVER
     )
-    left = process.memory()["rows"]
+    left = process.state_dict()["rows"]
     assert (left["sizes"], left["clicks"]) == ([2, 1, 3], [])
-    restored = EProcess(0.75, process.memory())
+    restored = EProcess(0.75, process.state_dict())
     for each in (process, restored):
         each.update(rows_of([0, 0], [0.1, 0.2], [0, 0]), NEVER)
-        assert each.memory()["rows"]["sizes"] == [2, 1, 3, 2]
+        assert each.state_dict()["rows"]["sizes"] == [2, 1, 3, 2]
 
 
 def test_evidence_against_another_hypothesis_is_not_carried_over():
     process = EProcess(0.75, {})
     process.update(rows_of([1, 0, 0, 0] * 10, [0.0, 0.1, 0.2, 0.3] * 10), NEVER)
-    assert EProcess(0.7, process.memory()).rounds == 0
+    assert EProcess(0.7, process.state_dict()).rounds == 0

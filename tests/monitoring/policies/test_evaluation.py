@@ -33,8 +33,8 @@ def baseline(version: int) -> Baseline | None:
     return Baseline(auc=0.8, low=0.78, high=0.82, trained_until=START - 60.0 + 40.0 * version)
 
 
-def make_evaluator(memory=None, policies=POLICY, settings=SETTINGS) -> Evaluator:
-    return Evaluator(settings, make_policies(policies), baseline=baseline, memory=memory)
+def make_evaluator(state=None, policies=POLICY, settings=SETTINGS) -> Evaluator:
+    return Evaluator(settings, make_policies(policies), baseline=baseline, state=state)
 
 
 def simulated_requests(seed: int, num: int = 60):
@@ -114,8 +114,8 @@ def evaluate_in_bites(made, seed: int, *, bites: int, restarts: bool) -> list[st
             evaluator.observe(MaturedRequests.joined(due))
         lines += [each.line() for each in evaluator.decide_up_to(end - WINDOW)]
         if restarts and evaluator.decided_until is not None:
-            memory = json.loads(json.dumps(evaluator.memory()))
-            evaluator = make_evaluator(memory)
+            state = json.loads(json.dumps(evaluator.state_dict()))
+            evaluator = make_evaluator(state)
             held = [
                 made[i][0]
                 for i in random.permutation(len(made))
@@ -194,7 +194,7 @@ def test_rollback_is_evaluated_on_older_version_again():
     assert evaluator.decided_until is None
     points = evaluator.decide_up_to(START + 60.0)
     assert [each.version for each in points] == [1, 2, 2, 1]
-    assert points[-1].memory["matured_total"] == 16
+    assert points[-1].state["matured_total"] == 16
     assert evaluator.decide_up_to(START + 10.0) == []
     assert evaluator.decided_until == START + 60.0
     (schedule,) = [each for each in points[1].decisions if each.policy == "schedule"]
@@ -211,10 +211,10 @@ class Looking:
     def __init__(self, look):
         self._look = look
 
-    def decide(self, evidence, memory):
+    def decide(self, evidence, state):
         self._look(evidence)
         numbers = {"version": evidence.version}
-        return Decision(policy=self.name, action=Action.OK, reason="", numbers=numbers), memory
+        return Decision(policy=self.name, action=Action.OK, reason="", numbers=numbers), state
 
 
 def reasons(points, policy):
@@ -313,8 +313,8 @@ def test_version_that_served_between_two_decision_points_is_in_lineage():
         make_evaluator(), requests(0.0), requests(9.0, version=2), requests(10.0, version=3)
     )
     points = evaluator.decide_up_to(START + 40.0)
-    assert [each for each, _ in evaluator.memory()["lineage"]] == [1, 2, 3]
-    assert points[-1].memory["matured_total"] == 12
+    assert [each for each, _ in evaluator.state_dict()["lineage"]] == [1, 2, 3]
+    assert points[-1].state["matured_total"] == 12
 
 
 def test_predecessor_is_measured_once_first_own_row_matures():
@@ -342,7 +342,7 @@ def test_state_of_evaluation_is_bounded_for_many_versions_in_log():
         note(evaluator, *requests(0.04 * version, version=version))
     evaluator.observe(*requests(0.0))
     evaluator.decide_up_to(START + 60.0)
-    assert len(evaluator.memory()["lineage"]) <= MAX_LINEAGE
+    assert len(evaluator.state_dict()["lineage"]) <= MAX_LINEAGE
 
 
 def test_canary_is_not_evaluated_and_its_rows_are_in_no_others_window():
@@ -357,7 +357,7 @@ def test_request_after_its_decision_point_is_skipped_also_after_restart():
     (late,) = requests(3.0)
     evaluator.observe(late)
     assert evaluator.num_passed_over == 1
-    restarted = make_evaluator(json.loads(json.dumps(evaluator.memory())))
+    restarted = make_evaluator(json.loads(json.dumps(evaluator.state_dict())))
     restarted.restore(MaturedRequests.joined([*requests(0.0, 8.0), late]))
     lines = []
     for each in (evaluator, restarted):
@@ -377,11 +377,11 @@ def test_prediction_after_its_point_changes_no_serving_version_or_time(is_restar
     evaluator.decide_up_to(START + 40.0)
     note(evaluator, *requests(1.0))
     if is_restarted:
-        evaluator = make_evaluator(json.loads(json.dumps(evaluator.memory())))
+        evaluator = make_evaluator(json.loads(json.dumps(evaluator.state_dict())))
         note(evaluator, *requests(2.0))
     (point,) = fed(evaluator, requests(47.0, version=2)).decide_up_to(START + 48.0)
     assert point.version == 2
-    assert point.memory["lineage"][-1] == [2, round((START + 20.0) * 1e6)]
+    assert point.state["lineage"][-1] == [2, round((START + 20.0) * 1e6)]
     note(evaluator, *requests(1.0))
     evaluator.decide_up_to(START + 60.0)
     assert evaluator.serving_version == 2
@@ -409,7 +409,7 @@ def test_baseline_is_read_once_per_version_and_survives_restart():
         SETTINGS,
         policies,
         baseline=read_baseline,
-        memory=json.loads(json.dumps(evaluator.memory())),
+        state=json.loads(json.dumps(evaluator.state_dict())),
     )
     fed(evaluator, requests(9.0)).decide_up_to(START + 12.0)
     assert requested == [1]
@@ -427,7 +427,7 @@ def test_returning_version_finds_its_window_and_baseline_among_few():
     points = evaluator.decide_up_to(START + 20.0 * len(versions) + 30.0)
     assert read == [*versions, 99], "each baseline must be read once"
     assert (points[-2].version, points[-2].kpis.rows) == (1, 8)
-    assert len(points[-1].memory["baselines"]) == MAX_VERSIONS
+    assert len(points[-1].state["baselines"]) == MAX_VERSIONS
 
 
 def test_buckets_closed_up_to_one_window_after_decision_point_count_at_it():

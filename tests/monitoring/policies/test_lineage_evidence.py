@@ -27,7 +27,7 @@ class Line:
     """
 
     def __init__(self, learned: dict[int, float | None]) -> None:
-        self.policy, self.memory, self.time = SequentialPolicy(SETTINGS), {}, 0.0
+        self.policy, self.state, self.time = SequentialPolicy(SETTINGS), {}, 0.0
         self.learned, self.random, self.total = learned, np.random.default_rng(5), 0
 
     def see(self, line, aucs, *, points=1):
@@ -56,8 +56,8 @@ class Line:
                 baselines=known,
                 matured_total=self.total,
             )
-            decision, memory = self.policy.decide(evidence, self.memory)
-            self.memory = json.loads(json.dumps(memory, sort_keys=True, allow_nan=False))
+            decision, state = self.policy.decide(evidence, self.state)
+            self.state = json.loads(json.dumps(state, sort_keys=True, allow_nan=False))
         return decision
 
 
@@ -167,7 +167,7 @@ def test_maximum_number_of_versions_suffices_for_releases_of_one_window():
     for version in range(1, 20):
         decision = seen.see(list(range(1, version + 10)), {version: AUC})
     assert decision.numbers["evaluated_clicks"] > 1_000
-    assert len(seen.memory["processes"]) == len(seen.memory["rounds"]) == MAX_VERSIONS
+    assert len(seen.state["processes"]) == len(seen.state["rounds"]) == MAX_VERSIONS
     assert seen.see(list(range(1, 31)), {19: FALLEN}, points=12).action is Action.RETRAIN
 
 
@@ -181,10 +181,10 @@ def test_dropped_state_of_versions_does_not_depend_on_order_of_keys():
 def test_decision_point_without_round_changes_no_evidence():
     seen = Line({1: -50.0})
     seen.see([1], {1: AUC}, points=3)
-    of_line = LineageEvidence(seen.memory, enough=100.0)
-    before = of_line.memory()["processes"]
+    of_line = LineageEvidence(seen.state, enough=100.0)
+    before = of_line.state_dict()["processes"]
     of_line.update(evidence_of(version=1, rows_of={1: NO_ROWS}, time=99.0), {1: AUC})
-    assert of_line.memory()["processes"] == before
+    assert of_line.state_dict()["processes"] == before
 
 
 # -- when a change began
@@ -232,6 +232,6 @@ def test_estimated_time_of_change_is_near_change():
         seen.random = np.random.default_rng(seed)
         seen.see([1], {1: AUC}, points=30)
         assert seen.see([1], {1: FALLEN}, points=15).action is Action.RETRAIN
-        alarm = seen.memory["processes"]["1"]["alarm"]
+        alarm = seen.state["processes"]["1"]["alarm"]
         assert 250.0 <= alarm["since"] <= 340.0, alarm
         assert alarm["since"] < alarm["shown_at"] <= 450.0

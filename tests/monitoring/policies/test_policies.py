@@ -21,11 +21,11 @@ from tests.support.evidence import KPIS, evidence_of, rows_of
 @pytest.mark.parametrize("name", POLICIES)
 def test_every_policy_answers_bare_evidence_with_reports_and_json_state(name):
     (policy,) = make_policies(PolicySettings(policies=name, auc_threshold=0.74))
-    decision, memory = policy.decide(evidence_of(rows=rows_of([1, 0], [0.5, 0.4])), {})
+    decision, state = policy.decide(evidence_of(rows=rows_of([1, 0], [0.5, 0.4])), {})
     assert decision.policy == policy.name == name
     assert set(OBSERVED_NUMBERS) <= set(decision.numbers)
     assert decision.numbers["version"] == 1
-    assert json.loads(json.dumps(memory, allow_nan=False)) == memory
+    assert json.loads(json.dumps(state, allow_nan=False)) == state
     assert decision.action in (Action.OK, Action.UNDECIDABLE)
 
 
@@ -38,8 +38,8 @@ HIGH = KPIS
 UNDEFINED = replace(KPIS, auc=None, auc_low=None, auc_high=None, clicks=0)
 
 
-def evaluator(kpis=LOW, memory=None, settings=SETTINGS, *, total=0):
-    return ThresholdPolicy(settings).decide(evidence_of(kpis, matured_total=total), memory or {})
+def evaluator(kpis=LOW, state=None, settings=SETTINGS, *, total=0):
+    return ThresholdPolicy(settings).decide(evidence_of(kpis, matured_total=total), state or {})
 
 
 @pytest.mark.parametrize(
@@ -72,13 +72,13 @@ def test_decision_names_action_and_reason(kpis, changes, action, reason):
 
 
 def test_confirmation_needs_breaches_in_row_and_rows_since_first():
-    settings, memory, actions = (
+    settings, state, actions = (
         replace(SETTINGS, consecutive_breaches=2, min_rows_since_breach=100),
         None,
         [],
     )
     for kpis, total in [(LOW, 10), (HIGH, 20), (LOW, 30), (LOW, 40), (LOW, 129), (LOW, 130)]:
-        decision, memory = evaluator(kpis, memory, settings, total=total)
+        decision, state = evaluator(kpis, state, settings, total=total)
         actions.append(decision.action.value)
     assert actions == ["breach", "ok", "breach", "breach", "breach", "retrain"]
     assert decision.numbers["rows_since_breach"] == 100
@@ -86,15 +86,15 @@ def test_confirmation_needs_breaches_in_row_and_rows_since_first():
 
 def test_undecidable_window_neither_confirms_nor_clears_breach():
     settings = replace(SETTINGS, consecutive_breaches=2)
-    _, memory = evaluator(LOW, None, settings)
-    _, memory = evaluator(replace(LOW, auc_high=0.75), memory, settings)
-    assert evaluator(LOW, memory, settings)[0].action is Action.RETRAIN
+    _, state = evaluator(LOW, None, settings)
+    _, state = evaluator(replace(LOW, auc_high=0.75), state, settings)
+    assert evaluator(LOW, state, settings)[0].action is Action.RETRAIN
 
 
 def test_breaches_of_old_version_do_not_count_against_new_one():
     settings = replace(SETTINGS, consecutive_breaches=2)
-    _, memory = evaluator(LOW, None, settings)
-    assert evaluator(replace(LOW, version=2), memory, settings)[0].action is Action.BREACH
+    _, state = evaluator(LOW, None, settings)
+    assert evaluator(replace(LOW, version=2), state, settings)[0].action is Action.BREACH
 
 
 # -- data drift
@@ -108,10 +108,10 @@ def bucket(*columns, version=1, end=100.0):
 
 
 def drifts(*points, **changes):
-    policy, memory, actions = DataDriftPolicy(PolicySettings(**changes)), {}, []
+    policy, state, actions = DataDriftPolicy(PolicySettings(**changes)), {}, []
     for i, buckets in enumerate(points):
-        decision, memory = policy.decide(evidence_of(drift=buckets, matured_total=1000 * i), memory)
-        memory = json.loads(json.dumps(memory))
+        decision, state = policy.decide(evidence_of(drift=buckets, matured_total=1000 * i), state)
+        state = json.loads(json.dumps(state))
         actions.append(decision.action.value)
     return actions, decision
 
@@ -157,15 +157,15 @@ def test_bucket_counts_only_with_configured_number_of_drifted_columns():
 
 def test_drift_of_other_version_is_removed():
     policy = DataDriftPolicy(PolicySettings(drift_buckets=2))
-    _, memory = policy.decide(evidence_of(drift=(bucket("C1"),)), {})
+    _, state = policy.decide(evidence_of(drift=(bucket("C1"),)), {})
     other = replace(KPIS, version=2)
-    decision, _ = policy.decide(evidence_of(other, drift=(bucket("C1", version=2),)), memory)
+    decision, _ = policy.decide(evidence_of(other, drift=(bucket("C1", version=2),)), state)
     assert decision.action is Action.BREACH
 
 
 def test_drift_continues_over_release_that_was_not_trained_on_newer_rows():
     policy = DataDriftPolicy(PolicySettings(drift_buckets=2))
-    _, memory = policy.decide(evidence_of(drift=(bucket("C1", end=100.0),)), {})
+    _, state = policy.decide(evidence_of(drift=(bucket("C1", end=100.0),)), {})
     for trained_until, action in (
         (99.0, Action.RETRAIN),
         (100.0, Action.BREACH),
@@ -177,12 +177,12 @@ def test_drift_continues_over_release_that_was_not_trained_on_newer_rows():
             drift=(bucket("C1", version=2, end=200.0),),
             baseline=Baseline(trained_until=trained_until),
         )
-        assert policy.decide(successor, memory)[0].action is action
+        assert policy.decide(successor, state)[0].action is action
 
 
 def test_breaches_continue_over_release_that_was_not_trained_on_newer_rows():
     settings = replace(SETTINGS, consecutive_breaches=2)
-    _, memory = ThresholdPolicy(settings).decide(evidence_of(LOW, time=100.0), {})
+    _, state = ThresholdPolicy(settings).decide(evidence_of(LOW, time=100.0), {})
     for trained_until, action in ((99.0, "retrain"), (100.0, "breach"), (None, "breach")):
         successor = evidence_of(
             replace(LOW, version=2),
@@ -190,11 +190,11 @@ def test_breaches_continue_over_release_that_was_not_trained_on_newer_rows():
             time=200.0,
             baseline=Baseline(trained_until=trained_until),
         )
-        assert ThresholdPolicy(settings).decide(successor, memory)[0].action.value == action
+        assert ThresholdPolicy(settings).decide(successor, state)[0].action.value == action
 
 
 def test_window_of_earlier_version_counts_if_version_was_not_trained_on_it():
-    _, memory = ThresholdPolicy(SETTINGS).decide(evidence_of(LOW, time=100.0), {})
+    _, state = ThresholdPolicy(SETTINGS).decide(evidence_of(LOW, time=100.0), {})
     for trained_until, action, reason in (
         (
             99.0,
@@ -212,7 +212,7 @@ def test_window_of_earlier_version_counts_if_version_was_not_trained_on_it():
             time=200.0,
             baseline=Baseline(trained_until=trained_until),
         )
-        decision, _ = ThresholdPolicy(SETTINGS).decide(waiting, memory)
+        decision, _ = ThresholdPolicy(SETTINGS).decide(waiting, state)
         assert (decision.action.value, reason in decision.reason) == (action, True), decision.reason
         assert (decision.numbers["version"], decision.numbers["window_version"]) == (2, 1)
 

@@ -3,12 +3,12 @@
 import pytest
 
 from evergreen.config.monitor import RateLimitSettings, RecipeSettings
-from monitoring.policies.rate_limit import RunMemory, choose_parent, ended
+from monitoring.policies.rate_limit import PastRuns, choose_parent, ended
 from tests.support.monitors import DRIFT
 
 
 @pytest.mark.parametrize(
-    ("rules", "memory", "parent", "reason"),
+    ("rules", "past", "parent", "reason"),
     [
         ({}, {"releases_since_full": 99, "refusals": 99}, "current", "incremental run"),
         ({"full_every_releases": 3}, {"releases_since_full": 1}, "current", "incremental run"),
@@ -26,16 +26,16 @@ from tests.support.monitors import DRIFT
         ),
     ],
 )
-def test_rule_names_parent_and_why(rules, memory, parent, reason):
-    found, why = choose_parent(RunMemory(**memory), RecipeSettings(**rules))
+def test_rule_names_parent_and_why(rules, past, parent, reason):
+    found, why = choose_parent(PastRuns(**past), RecipeSettings(**rules))
     assert (found, reason in why) == (parent, True), why
 
 
 def test_state_contains_counts_that_rules_need():
-    def counts(memory, *runs):
+    def counts(past, *runs):
         for outcome, parent in runs:
-            memory = ended(memory, outcome, RateLimitSettings(), now=10.0, parent=parent)
-        return memory, (memory.releases_since_full, memory.refusals)
+            past = ended(past, outcome, RateLimitSettings(), now=10.0, parent=parent)
+        return past, (past.releases_since_full, past.refusals)
 
     runs = [
         ("released", "current"),
@@ -43,12 +43,12 @@ def test_state_contains_counts_that_rules_need():
         ("failed", "current"),
         ("refused", "current"),
     ]
-    memory, counted = counts(RunMemory(), *runs)
+    past, counted = counts(PastRuns(), *runs)
     assert counted == (1, 2)
-    assert counts(memory, ("failed", "none"))[1] == (1, 2)
-    assert counts(memory, ("refused", "none"))[1] == (1, 0)
-    assert counts(memory, ("released", "current"))[1] == (2, 0)
-    assert counts(memory, ("released", "none"))[1] == (0, 0)
+    assert counts(past, ("failed", "none"))[1] == (1, 2)
+    assert counts(past, ("refused", "none"))[1] == (1, 0)
+    assert counts(past, ("released", "current"))[1] == (2, 0)
+    assert counts(past, ("released", "none"))[1] == (0, 0)
 
 
 def test_two_refused_incremental_runs_lead_to_full_one_and_back(bench):

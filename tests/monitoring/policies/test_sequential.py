@@ -108,29 +108,29 @@ def test_long_service_before_drop_costs_little():
 
 
 def test_alarm_lasts_until_other_version_serves_and_waits_for_rows():
-    policy, memory, actions = SequentialPolicy(replace(EDGE, min_rows_since_breach=50)), {}, []
+    policy, state, actions = SequentialPolicy(replace(EDGE, min_rows_since_breach=50)), {}, []
     for i in range(8):
-        decision, memory = policy.decide(
-            evidence_of(rows=BAD, matured_total=20 * i, baseline=GATE), memory
+        decision, state = policy.decide(
+            evidence_of(rows=BAD, matured_total=20 * i, baseline=GATE), state
         )
         actions.append(decision.action)
     first = actions.index(Action.BREACH)
     assert actions[first:] == [Action.BREACH] * 3 + [Action.RETRAIN] * (5 - first)
     assert "a false alarm with a probability of at most 0.05" in decision.reason
     assert decision.numbers["evidence"] >= decision.numbers["evidence_needed"] == 20.0
-    other, memory = policy.decide(
-        evidence_of(replace(evidence_of().kpis, version=2), rows=BAD), memory
+    other, state = policy.decide(
+        evidence_of(replace(evidence_of().kpis, version=2), rows=BAD), state
     )
     assert other.action in (Action.OK, Action.UNDECIDABLE)
-    back, _ = policy.decide(evidence_of(rows=BAD, matured_total=999, baseline=GATE), memory)
+    back, _ = policy.decide(evidence_of(rows=BAD, matured_total=999, baseline=GATE), state)
     assert back.action is Action.RETRAIN, "the evidence must remain if versions alternate"
 
 
 def test_good_stream_is_ok_once_rounds_were_evaluated_and_undecidable_before():
-    policy, memory, seen = SequentialPolicy(EDGE), {}, []
+    policy, state, seen = SequentialPolicy(EDGE), {}, []
     good = rows_of([1, 0, 0, 0] * 25, [0.9, 0.1, 0.2, 0.3] * 25)
     for _ in range(2):
-        decision, memory = policy.decide(evidence_of(rows=good, baseline=GATE), memory)
+        decision, state = policy.decide(evidence_of(rows=good, baseline=GATE), state)
         seen.append(
             (
                 decision.action,
@@ -151,11 +151,11 @@ def test_claim_equals_lower_end_of_gate_less_tolerance():
 
 def test_version_without_verdict_is_undecidable_and_keeps_other_evidence():
     policy = SequentialPolicy(EDGE)
-    _, memory = policy.decide(evidence_of(rows=BAD, baseline=GATE), {})
-    decision, state = policy.decide(
-        evidence_of(replace(evidence_of().kpis, version=2), rows=BAD), memory
+    _, state = policy.decide(evidence_of(rows=BAD, baseline=GATE), {})
+    decision, next_state = policy.decide(
+        evidence_of(replace(evidence_of().kpis, version=2), rows=BAD), state
     )
     assert decision.action is Action.UNDECIDABLE
     assert decision.reason == "the gate's auc of model version 2 is unknown"
     assert decision.numbers["threshold"] is None
-    assert state == memory
+    assert next_state == state

@@ -19,7 +19,7 @@ def test_policy_that_only_notifies_requests_no_run_and_pauses_as_usual(bench, ha
     assert b.kinds().count("decision") == 1
     assert "held" not in b.kinds()
     assert b.store.counters["request_notified"] == 1
-    assert monitor.actions.retraining.memory.requested_at == ()
+    assert monitor.actions.retraining.past_runs.requested_at == ()
 
 
 def test_start_without_trigger_leaves_running_request_for_later_start(started):

@@ -80,7 +80,7 @@ def test_run_created_after_request_timed_out_is_one_run_and_counts_once(
     kinds = b.kinds()
     assert [kinds.count(each) for each in ("decision", "run_started", "run_ended")] == [1, 1, 1]
     assert (b.store.counters["request_started"], b.store.counters["request_released"]) == (1, 1)
-    assert len(b.monitor.actions.retraining.memory.requested_at) == 1
+    assert len(b.monitor.actions.retraining.past_runs.requested_at) == 1
 
 
 def test_two_monitors_with_same_rows_request_one_run_and_follow_it_to_end(kubeflow, start):

@@ -174,7 +174,7 @@ def test_crash_at_any_step_leads_to_exactly_one_run(bench, point):
         b.trigger.end("released", version=2)
         monitor.tick()
     assert monitor.actions.retraining.progress.phase == "idle"
-    assert monitor.actions.retraining.memory.blocked_until > b.clock.now
+    assert monitor.actions.retraining.past_runs.blocked_until > b.clock.now
     assert b.kinds().count("run_ended") == 1
 
 

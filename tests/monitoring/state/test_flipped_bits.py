@@ -27,16 +27,18 @@ def flip(b, table: str, *, seed: int) -> None:
     b.kill()
     column, key = COLUMNS[table]
     chance = random.Random(seed)
-    with sqlite3.connect(b.settings.state / STORE_FILE) as memory:
-        rows = memory.execute(
+    with sqlite3.connect(b.settings.state / STORE_FILE) as connection:
+        rows = connection.execute(
             f"SELECT {key}, {column} FROM {table} WHERE length({column}) > 0 ORDER BY {key}"
         ).fetchall()
         number, content = chance.choice(rows)
         flipped = bytearray(content)
         at = chance.randrange(8 * len(flipped))
         flipped[at // 8] ^= 1 << at % 8
-        memory.execute(f"UPDATE {table} SET {column} = ? WHERE {key} = ?", (bytes(flipped), number))
-    memory.close()
+        connection.execute(
+            f"UPDATE {table} SET {column} = ? WHERE {key} = ?", (bytes(flipped), number)
+        )
+    connection.close()
 
 
 def test_every_flipped_bit_of_block_is_found():

@@ -33,7 +33,7 @@ def test_clicks_after_their_window_are_archived_wherever_found_late(started, cap
     assert archived_rows(b.archived) == expected_rows([prediction("a", 3)], {("a", 2)})
     assert b.store.counters["late_outcome"] == 2
     assert b.store.counters["unmatched_outcome"] == 1
-    assert "1 clicks name a row that their request does not have, such as row 7" in caplog.text
+    assert "1 clicks refer to rows that do not exist, such as row 7" in caplog.text
     assert b.store.counters["archived_outcome"] == 3
     assert b.store.num_unarchived_rows == 0
 

@@ -2,13 +2,13 @@
 
 A run executes extraction, preprocessing, training, evaluation and deployment with their defaults.
 Each step runs in its environment, as a fork of a process that has already imported the libraries
-(`testing.warm_steps`). Validation runs only in the first run. Later runs use the validation
-report of the first run, because training only stores the report.
+(`testing.warm_steps`). Validation runs only in the first run. Later runs use the validation report
+of the first run, because training only stores the report.
 
-The released graphs score the traffic as the traffic plan defines. One arm scores each request for
+The traffic plan determines which released graph scores a request. One arm scores each request for
 users, and the other arm scores it as shadow traffic. `controller.canary` evaluates the canary over
-the rows that both arms scored. No server runs, so both arms count as equally fast and without
-errors. `benchmarks.freshness` decides when runs happen.
+the rows that both arms scored. No server runs, so the canary and the live model count as equally
+fast and without errors. `benchmarks.freshness` decides when runs happen.
 """
 
 import os
@@ -49,8 +49,8 @@ FIRST_DAY = date(2040, 1, 1)
 later than the canary's start by the wall clock."""
 ROWS_PER_REQUEST = 10
 RELEASED, CANARY, REFUSED, GAVE_WAY = "released", "canary", "refused", "gave way"
-"""Outcomes of a run: its model serves at once, it becomes a canary, the gate refuses it, or the
-gate is undecided while another canary is active."""
+"""Outcomes of a run, in this order: the model serves at once, becomes a canary, is refused by the
+gate, or gives way to an active canary."""
 _METRICS = "no-server:8002"
 _COMPUTE_MICROSECONDS = 1000.0
 _REFUSED_CODE = 1
@@ -74,7 +74,7 @@ class CanaryEnd(NamedTuple):
     """Number of rows that both arms had scored."""
 
 
-class LineRound(NamedTuple):
+class LineageRun(NamedTuple):
     """One run of the lineage."""
 
     outcome: str
@@ -90,9 +90,9 @@ class TimedRows:
 
     rows: SimulatedRows
     requests: list[str]
-    """[n]: request ids."""
-    places: NDArray[np.int32]
-    """[n]: position within the request."""
+    """Request id of each row, shape [n]."""
+    positions: NDArray[np.int32]
+    """Position of each row within its request, shape [n]."""
     times: NDArray[np.float64]
     """Event times, shape [n], seconds since the epoch, ascending."""
 
@@ -111,7 +111,7 @@ class TimedRows:
         return cls(
             rows=rows,
             requests=[f"{start:g}-{each}" for each in request.tolist()],
-            places=(number % ROWS_PER_REQUEST).astype(np.int32),
+            positions=(number % ROWS_PER_REQUEST).astype(np.int32),
             times=began + 3600.0 * start + seconds,
         )
 
@@ -126,25 +126,27 @@ class TimedRows:
 
         `more` maps column names of the raw schema to values.
         """
-        table = raw_table(self.rows, request_ids=self.requests, row=self.places, times=self.times)
+        table = raw_table(
+            self.rows, request_ids=self.requests, row=self.positions, times=self.times
+        )
         for name, values in more.items():
-            place = table.schema.get_field_index(name)
+            index = table.schema.get_field_index(name)
             table = (
                 table.append_column(name, values)
-                if place < 0
-                else table.set_column(place, name, values)
+                if index < 0
+                else table.set_column(index, name, values)
             )
         path = folder / self.file
         path.parent.mkdir(parents=True, exist_ok=True)
         pq.write_table(table, path)
 
 
-class ModelLine:
+class SimulatedLineage:
     """Lineage of models: a registry and a repository in one folder, with the runs over a lake."""
 
     def __init__(self, root: Path, *, lake: Path, warm: WarmSteps) -> None:
         """Create a lineage without models in the existing folder `root`."""
-        self.rounds: list[LineRound] = []
+        self.runs: list[LineageRun] = []
         self.canary_ends: list[CanaryEnd] = []
         self._root = root
         self._lake = lake
@@ -155,7 +157,7 @@ class ModelLine:
             (root / name).mkdir(parents=True, exist_ok=True)
         accept_into(root / "store", CRITEO_RECOMMENDER)
 
-    def branched(self, root: Path) -> "ModelLine":
+    def branched(self, root: Path) -> "SimulatedLineage":
         """Return a copy of the lineage in `root` that continues from its current state.
 
         The work folders of runs are not copied.
@@ -164,7 +166,7 @@ class ModelLine:
             shutil.copytree(self._root / name, root / name)
         for path in [*root.glob("store/**/*.json"), *root.glob("store/*.jsonl")]:
             path.write_text(path.read_text().replace(self._root.as_uri(), root.as_uri()))
-        other = ModelLine(root, lake=self._lake, warm=self._warm)
+        other = SimulatedLineage(root, lake=self._lake, warm=self._warm)
         other._report = self._report
         return other
 
@@ -180,15 +182,15 @@ class ModelLine:
             fetch=self._metrics_text,
         )
 
-    def run_round(self, *, parent: str = "current") -> LineRound:
+    def run_pipeline(self, *, parent: str = "current") -> LineageRun:
         """Run the pipeline over all rows of the lake that the parent was not trained on.
 
         With the parent `none`, the run uses all rows.
 
         Raises:
-            RuntimeError: a step failed. The message has the end of its output.
+            RuntimeError: a step failed. The error message contains the end of the output.
         """
-        run, seconds = f"round-{len(self.rounds):04d}", {}
+        run, seconds = f"run-{len(self.runs):04d}", {}
         folder = self._root / "manifests" / run
         folder.mkdir(parents=True)
         names = ("extraction", "preprocessing", "training", "evaluation", "deployment")
@@ -224,8 +226,8 @@ class ModelLine:
                 live = promotion_journal.current(self._root / "store")
                 made = Model.read(model)
                 outcome = RELEASED if live and live.model_id == made.model_id else CANARY
-        done = LineRound(outcome, Model.read(model).num_train_rows, seconds)
-        self.rounds.append(done)
+        done = LineageRun(outcome, Model.read(model).num_train_rows, seconds)
+        self.runs.append(done)
         self._tidy()
         return done
 
