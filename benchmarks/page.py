@@ -28,28 +28,29 @@ COUNTS = ("policies", "gate", "validation")
 a count."""
 NAMES = [*PLANS, "gpu"]
 _LIMITS = {
-    "product_gflop_s": "products of float32 matrices {:g} GFLOP/s",
-    "copy_gb_s": "copy in memory {:g} GB/s",
-    "fsync_ms": "a write with fsync {:g} ms",
+    "product_gflop_s": "The machine multiplied float32 matrices at {:g} GFLOP/s.",
+    "copy_gb_s": "A copy in memory ran at {:g} GB/s.",
+    "fsync_ms": "A write with fsync took {:g} ms.",
 }
 _INTRODUCTION = """# Performance
 
-A speed figure on another page comes from this page, or its paragraph says since when it was not
-measured again. A test refuses other figures. `make performance` writes this page from the documents
-in `benchmarks/results`.
+Other pages take their speed figures from this page. If another page has an older speed figure, its
+paragraph contains "not measured again since" and a date. A test fails if a speed figure has neither
+this source nor a date. `make performance` writes this page from the documents in
+`benchmarks/results`.
 
-`make benchmarks` measures again, and resumes after an interruption. `make benchmark-serving` runs
-one benchmark, and `BENCHMARK_FLAGS=--quick` tests that it runs. On a GPU, `make gpu
-PYTHON_GPU=python3` takes at most nine minutes, and a second call resumes. All steps take about
-eleven minutes by arithmetic. The program needs torch, NumPy, msgspec, pyarrow and safetensors, and
-also uses onnxruntime-gpu, torchrec and pytest if they are installed. It ran on Python 3.12 with
-CUDA's build of torch 2.11 and NumPy 2.5, but without a GPU. The result is one archive,
-`build/benchmarks/gpu.tar.gz`, from which another machine can resume. `GPU_FLAGS=--quick` tests
-everything without a GPU.
+`make benchmarks` repeats all measurements, and resumes after an interruption.
+`make benchmark-serving` runs one benchmark, and `BENCHMARK_FLAGS=--quick` only tests the benchmark.
+On a GPU, `make gpu PYTHON_GPU=python3` takes at most nine minutes, and a second call resumes. All
+steps of `make gpu` together take an estimated eleven minutes. `make gpu` needs torch, NumPy,
+msgspec, pyarrow and safetensors. The command also uses onnxruntime-gpu, torchrec and pytest if
+these packages are installed. The command was tested on Python 3.12 with CUDA's build of torch 2.11
+and NumPy 2.5, but without a GPU. The result is one archive, `build/benchmarks/gpu.tar.gz`, from
+which another machine can resume. `GPU_FLAGS=--quick` tests all steps without a GPU.
 
-A figure is the median of rounds, with minimum and maximum in parentheses. A ratio compares two
-measurements of the same run that follow each other in time. The limits of the machine at that time
-are above each table.
+A figure is the median of several measurements, with minimum and maximum in parentheses. A ratio
+compares two measurements of the same run that follow each other in time. The text above each table
+names the speed of the machine at that time.
 """
 
 
@@ -78,12 +79,9 @@ def page(documents: Iterable[dict[str, Any]]) -> str:
 def section(document: dict[str, Any]) -> str:
     """Return the section of one benchmark: date, machine and command, a table, and charts."""
     facts, name = document["machine"], document["benchmark"]
-    where = [
-        f"{facts['cores_used']} of {facts['cores']} cores",
-        facts.get("gpu") or facts["processor"],
-    ]
-    where += [f"{facts['memory_gib']:g} GiB"] if "memory_gib" in facts else []
-    where += [
+    parts = [facts.get("gpu") or facts["processor"]]
+    parts += [f"{facts['memory_gib']:g} GiB of memory"] if "memory_gib" in facts else []
+    limits = [
         text.format(document["limits"][key])
         for key, text in _LIMITS.items()
         if key in document["limits"]
@@ -91,9 +89,10 @@ def section(document: dict[str, Any]) -> str:
     lines = [
         f"## {name}",
         "",
-        f"`{document['command']}`, {document['date'][:10]}, commit {document['commit']}, "
-        f"{document['seconds']:,.0f} s; "
-        f"{', '.join(where)}.",
+        f"`{document['command']}` measured these figures on {document['date'][:10]} at commit "
+        f"{document['commit']}, and took {document['seconds']:,.0f} s. The benchmark used "
+        f"{facts['cores_used']} of {facts['cores']} cores ({', '.join(parts)}). "
+        f"{' '.join(limits)}",
     ]
     if doubt := doubts(document):
         lines += ["", f"**{doubt}**"]

@@ -242,10 +242,10 @@ def billion_row_plan(workers: int = 64) -> dict[str, Any]:
     from torchrec.distributed.types import ShardingType
 
     from components.training.torchrec.tables import Sharder, planner_of, table_collection
-    from evergreen.networks.files import one_each
+    from evergreen.networks.files import one_id_per_slot
 
     sizes = [1_000_000_000, *SAMPLE_SLOT_SIZES[1:]]
-    tables = table_collection(sizes, one_each(sizes), _CONFIG)
+    tables = table_collection(sizes, one_id_per_slot(sizes), _CONFIG)
     topology = Topology(workers, "cuda", hbm_cap=80 << 30, local_world_size=8)
     ways = [ShardingType.TABLE_WISE.value, ShardingType.COLUMN_WISE.value]
     plan = planner_of(topology, tables, batch_size=4096, sharding=ways).plan(tables, [Sharder()])

@@ -27,7 +27,7 @@ from benchmarks.serving_model import Models
 from benchmarks.spread import Spread, spread
 from benchmarks.triton_counters import PARTS, counters, increase
 from demo.environments import REPOSITORY
-from demo.runner import yielding
+from demo.runner import at_low_priority
 from demo.triton import TritonServer
 from evergreen.contracts.criteo import CRITEO_RECOMMENDER
 from evergreen.contracts.manifests import Release
@@ -261,7 +261,7 @@ async def release_under_load(
         began = time.monotonic()
         # Start the steps as the local pipeline starts them.
         process = await asyncio.create_subprocess_exec(
-            *yielding(command),
+            *at_low_priority(command),
             cwd=REPOSITORY,
             stderr=asyncio.subprocess.PIPE,
             start_new_session=True,

@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from cli.commands import COMMANDS, build_parser, find_command, whole_parser
+from cli.commands import COMMANDS, build_parser, complete_parser, find_command
 from evergreen.runtime.errors import ContractError
 from evergreen.runtime.exit_codes import ExitCode, exits_with_code
 
@@ -51,7 +51,7 @@ def _print_completion(words: list[str]) -> int:
             f"{COMPLETION} is followed by {' '.join(words) or 'nothing'}, expected one of "
             f"{', '.join(shtab.SUPPORTED_SHELLS)}"
         )
-    print(shtab.complete(whole_parser(), shell=words[0]))
+    print(shtab.complete(complete_parser(), shell=words[0]))
     return ExitCode.DONE
 
 

@@ -7,9 +7,9 @@ the raw schema.
 
 A writer first claims a version number, so that two writers never share a number. The writer then
 writes the files. Finally, the writer writes a marker, which makes the version visible to readers.
-The objects of an interrupted writer stay, because the writer may still be running slowly. If the
-objects were removed, a slow writer could publish a marker for absent files, and every reader would
-stop. Readers therefore only warn of such objects.
+Objects without a marker are not removed, because their writer may still be running slowly. After a
+removal, a slow writer could publish a marker for absent files, and every reader would stop. Readers
+therefore only log a warning about objects without a marker.
 """
 
 import argparse
@@ -24,7 +24,12 @@ from typing import Any, NamedTuple
 
 from cli.ingest import STORE_HELP, ReadCounts, read_rows, recommender_of
 from components.extraction.copies import Copies
-from components.extraction.lake_files import FileMark, VersionMarker, is_own_file, version_of_folder
+from components.extraction.lake_files import (
+    FileEntry,
+    VersionMarker,
+    is_own_file,
+    version_of_folder,
+)
 from components.extraction.reader import sorted_day
 from components.extraction.spool import Spool
 from evergreen.config.extraction import ExtractionSettings
@@ -57,8 +62,8 @@ class Backfilled(NamedTuple):
     num_rows: int
     num_malformed: int
     num_duplicates: int
-    """Same as `RawDataset.num_duplicates`. The next two fields also repeat fields of
-    `RawDataset`."""
+    """Same as `RawDataset.num_duplicates`. `num_updated` and `num_conflicting` are defined there
+    too."""
     num_updated: int
     num_conflicting: int
     replaces: list[str]
@@ -82,8 +87,9 @@ def backfill(
         reason: Text for people, stored in the version's marker.
 
     Raises:
-        ContractError: a file is corrupt, of an unknown form or has too many malformed rows, the
-            forms are mixed, or no row is left.
+        ContractError: a file is corrupt, has an unknown format or has too many malformed rows. This
+            error is also raised if only some files are in the raw schema, or if no valid row
+            remains.
         TemporaryError: the bucket cannot be reached.
         PermanentError: there is no permission, no bucket or no disk space, or files of the version
             were removed meanwhile.
@@ -112,7 +118,7 @@ def backfill(
         copies.check(num_rows, max_fraction=limits.max_conflicting_fraction, source=f"day {day}")
         if not num_rows:
             raise ContractError(
-                f"{files[0]} and the other files hold no row of {day}, expected some"
+                f"{files[0]} and the other files have no row of {day}, expected at least one row"
             )
         if malformed.num_rows:
             malformed.path.rename(rows / MALFORMED_FILE)
@@ -120,7 +126,7 @@ def backfill(
         marker = VersionMarker(
             day=str(day),
             version=version,
-            files=[FileMark.of(part.path) for part in writer.parts],
+            files=[FileEntry.of(part.path) for part in writer.parts],
             replaces=replaces,
             num_rows=num_rows,
             created_at=datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -156,12 +162,12 @@ class DayVersions:
             )
         listed = self._objects.list(f"{self._partition}/")
         if is_bucket_uri(lake) and not listed and not self._objects.list():
-            raise ContractError(f"lake {lake} holds no object, expected day partitions")
+            raise ContractError(f"lake {lake} contains no object, expected day partitions")
         self._listed = {info.name.removeprefix(f"{self._partition}/"): info.size for info in listed}
 
-    def own_files(self) -> list[FileMark]:
-        """Return the files of version 0."""
-        return [FileMark(name, size) for name, size in self._listed.items() if is_own_file(name)]
+    def own_files(self) -> list[FileEntry]:
+        """Return the day's files that were not written by a backfill (version 0)."""
+        return [FileEntry(name, size) for name, size in self._listed.items() if is_own_file(name)]
 
     def claim(self) -> int:
         """Claim and return the next free version number."""
@@ -195,8 +201,7 @@ class DayVersions:
         ]:
             raise PermanentError(
                 f"{self._objects.uri}/{folder}: {', '.join(lacking)} were removed or changed while "
-                "the version was "
-                "written, so readers skip this version"
+                "the version was written, so readers skip this version"
             )
         content = marker.to_json().encode()
         self._objects.write(f"{folder}/{VERSION_COMPLETE}", content, if_generation=ABSENT)
@@ -223,9 +228,8 @@ def _day_rows(
         reader.path for reader in readers if reader.has_times and not isinstance(reader, RawReader)
     ]:
         raise ContractError(
-            f"{timed[0]} has event times but not the raw schema, expected files of a lake; "
-            "`evergreen data ingest` "
-            "into another lake converts it to such files"
+            f"{timed[0]} has event times but not the raw schema, expected files in the raw schema; "
+            "`evergreen data ingest` converts the file into another lake"
         )
     if any(raw) and not all(raw):
         raise ContractError(
@@ -257,10 +261,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser = CommandParser(
         prog="evergreen data backfill",
         description="Write the rows of files (raw Parquet of the day, or files without times) as "
-        "the next "
-        "version of a day of the lake. Readers use the newest complete version, and files that "
-        "came to the "
-        "day after it was written. The counts are printed as JSON.",
+        "the next version of a day of the lake. Readers use the newest complete version, and files "
+        "that came to the day after it was written. The counts are printed as JSON.",
     )
     add_store_flag(parser, text=STORE_HELP)
     parser.add_argument("--lake", required=True, help="lake: folder, file:// or gs:// URI")

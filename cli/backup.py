@@ -65,8 +65,8 @@ class BackupContents(Manifest):
                 or os.path.normpath(location) != location
             ):
                 raise ContractError(
-                    f"{name} belongs to {location!r}, expected one of {FOLDERS} or log, and a full "
-                    "path"
+                    f"location of {name!r} is {location!r}, expected an absolute path of log or of "
+                    f"one of {FOLDERS}"
                 )
         for path in (*self.files, *self.links, *self.folders):
             parts = PurePosixPath(path).parts
@@ -235,8 +235,8 @@ def _expect_nothing_else(contents: BackupContents) -> None:
                 path.unlink()
             if not is_ours:
                 raise ContractError(
-                    f"{name} belongs to {location}, expected an absent or empty folder: {path} "
-                    "does not come from a killed restore of this backup"
+                    f"{name}: {path} is not a file of this backup, expected an absent or empty "
+                    f"{location}"
                 )
 
 
@@ -250,7 +250,7 @@ def _files_of(location: Path) -> Iterator[Path]:
 
 
 def _is_unfinished(path: Path, expected: Mapping[Path, Any]) -> bool:
-    """Return whether `durable.whole_file` left the path as an unfinished copy of a file."""
+    """Return whether the path is a temporary file that `durable.whole_file` left after a crash."""
     match = UNFINISHED.fullmatch(path.name)
     return match is not None and path.with_name(match[1]) in expected
 
@@ -264,11 +264,10 @@ def _restore_file(source: Path, target: Path, sha256: str) -> None:
             if (found := sha256_file(Path(file.name))) != sha256:
                 raise ContractError(
                     f"{source} has sha256 {found}, expected {sha256}: the backup is corrupt. "
-                    "Restored files stay: "
-                    "repair this one and call restore again"
+                    "Repair this file and call restore again; the other restored files stay"
                 )
-            # Copy the file's time before the file is complete, because extraction recognizes late
-            # files by this time.
+            # Set the modification time before the rename to the final name, because extraction
+            # recognizes late files by this time.
             shutil.copystat(source, file.name)
 
 
@@ -284,7 +283,7 @@ def _copy_database(source: Path, target: Path) -> None:
         ) from error
 
 
-def _ask(locations: dict[str, Path]) -> bool:
+def _ask_for_confirmation(locations: dict[str, Path]) -> bool:
     """Ask the person at the terminal for confirmation, and return the answer.
 
     Raises:
@@ -293,7 +292,7 @@ def _ask(locations: dict[str, Path]) -> bool:
     listed = "".join(f"  {name}: {location}\n" for name, location in locations.items())
     if not sys.stdin.isatty():
         raise ContractError(
-            f"the backup says where to write, expected --within FOLDER or --yes:\n{listed}".rstrip()
+            f"the backup names folders, expected --within FOLDER or --yes:\n{listed}".rstrip()
         )
     print(f"This backup writes to\n{listed}Go on? [y/N] ", end="", flush=True)
     return sys.stdin.readline().strip().lower() in ("y", "yes")
@@ -339,7 +338,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one of the commands. `evergreen.runtime.exit_codes` lists their exit codes."""
     arguments = build_parser().parse_args(argv)
     if arguments.command == "restore":
-        confirm = (lambda locations: True) if arguments.yes else _ask
+        confirm = (lambda locations: True) if arguments.yes else _ask_for_confirmation
         for name, location in restore(
             arguments.backup, within=arguments.within, confirm=confirm
         ).items():

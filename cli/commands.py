@@ -48,11 +48,15 @@ COMMANDS: dict[tuple[str, ...], Command] = {
     ("compile",): Command(_PIPELINE, "compile the retraining pipeline", ("compile",)),
     ("run",): Command(_PIPELINE, "run the compiled pipeline on this machine", ("run",)),
     ("submit",): Command(_PIPELINE, "run or schedule the pipeline on Kubeflow", ("submit",)),
-    ("runs",): Command("cli.runs", "list runs: how each ended, rows, AUC and verdict"),
+    ("runs",): Command("cli.runs", "list runs with their result, rows, AUC and verdict"),
     ("search",): Command("cli.search", "try settings and rank them", environment="search"),
-    ("status",): Command("cli.status", "show what serves, how well, and what needs a person"),
+    ("status",): Command(
+        "cli.status", "show the live version, its quality, and what needs a person"
+    ),
     ("doctor",): Command("cli.doctor", "check an installation on a cluster"),
-    ("data", "check"): Command(_FILE, "check a recommender file, or rows against it", ("check",)),
+    ("data", "check"): Command(
+        _FILE, "check a recommender file, or check rows against the file", ("check",)
+    ),
     ("data", "accept"): Command(_FILE, "use a recommender file in the next runs", ("accept",)),
     ("data", "show"): Command(_FILE, "print an accepted recommender as a file", ("show",)),
     ("data", "diff"): Command(_FILE, "compare two recommenders key by key", ("diff",)),
@@ -82,7 +86,7 @@ COMMANDS: dict[tuple[str, ...], Command] = {
         environment="export",
     ),
     ("monitor", "run"): Command(
-        "monitoring.__main__", "watch the click log, decide when to retrain"
+        "monitoring.__main__", "read the record log, and decide when to retrain"
     ),
     ("monitor", "upload"): Command("monitoring.uploader", "move archived records into the lake"),
     ("monitor", "log"): Command(
@@ -96,7 +100,7 @@ COMMANDS: dict[tuple[str, ...], Command] = {
         "controller.canary.__main__", "give a new version a growing share, or roll it back"
     ),
     ("release", "controller"): Command(
-        "controller.__main__", "carry out requests, heal servers, grow canaries, roll back"
+        "controller.__main__", "carry out requests, repair servers, advance canaries, roll back"
     ),
     ("audit", "verify"): Command(
         "controller.verify", "check logged scores against the released graph, offline"
@@ -118,7 +122,9 @@ COMMANDS: dict[tuple[str, ...], Command] = {
         ("replay",),
     ),
     ("audit", "compare"): Command(
-        "cli.compare", "compare two models on rows new to both", environment="training"
+        "cli.compare",
+        "compare two models on rows that neither was trained on",
+        environment="training",
     ),
     ("admin", "backup"): Command("cli.backup", "copy an installation while it runs", ("backup",)),
     ("admin", "restore"): Command(
@@ -127,7 +133,7 @@ COMMANDS: dict[tuple[str, ...], Command] = {
     ("admin", "collect"): Command(
         "evergreen.registry.collect", "list or remove files that no rollback needs"
     ),
-    ("admin", "forget"): Command("cli.forget", "list or remove everything that holds a user"),
+    ("admin", "forget"): Command("cli.forget", "list or remove the data of one user"),
     ("simulate", "lake"): Command(_SIMULATION, "write a lake of simulated clicks", ("lake",)),
     ("simulate", "drift"): Command(_SIMULATION, "write a drifted copy of a simulator", ("drift",)),
     ("simulate", "traffic"): Command(
@@ -165,7 +171,7 @@ def parser_of(path: tuple[str, ...]) -> argparse.ArgumentParser:
     return parser
 
 
-def whole_parser() -> argparse.ArgumentParser:
+def complete_parser() -> argparse.ArgumentParser:
     """Return one parser of all commands with their flags, for shell completion and the pages.
 
     If the packages of a command are not installed here, its flags are missing. Use `parser_of` to
@@ -197,8 +203,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser = Overview(
         prog="evergreen",
         description="Keep a recommender's click model fresh.",
-        epilog="`evergreen COMMAND --help` shows a command's flags and an example.\n"
-        "`evergreen --print-completion bash` (or zsh) prints a script for your shell.",
+        epilog="`evergreen COMMAND --help` shows a command's flags and an example.\n`evergreen "
+        "--print-completion bash` (or zsh) prints a script for your shell.",
     )
     first = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     levels = {"": first}

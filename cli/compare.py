@@ -1,9 +1,9 @@
 """`evergreen audit compare A B` shows how two stored models differ.
 
 The command compares settings and sizes, and the scores of both models on rows that neither model
-was trained on. The rows come from the held-out rows of the model whose training data end later.
-Rows from before the end of the other model's training data are left out. Both models score the rows
-with their stored weights, as in serving. The command changes nothing.
+was trained on. These rows are held-out rows of the model whose training data end later. Only rows
+after the end of the other model's training data are used. Both models score the rows with their
+stored weights, as in serving. The command changes nothing.
 """
 
 import argparse
@@ -64,7 +64,7 @@ def compare(store: Path, a: Model, b: Model) -> Comparison:
             other model was trained on these rows.
     """
     from components.evaluation.evaluate import check_holdout, shown_values
-    from components.evaluation.gate import cut_slices, measure_rows, measure_slices
+    from components.evaluation.gate import measure_rows, measure_slices, slice_masks
     from components.evaluation.report import calibration_bins
     from components.evaluation.scoring import score_with_both
     from evergreen.config.gate import GateSettings
@@ -84,15 +84,14 @@ def compare(store: Path, a: Model, b: Model) -> Comparison:
         )
     features, named = raw.recommender.features, raw.recommender.data
     scored = score_with_both(raw.holdout_uri, features, named, candidate=b, champion=a)
-    cut = moment_of(earlier.watermark).timestamp()
-    scored = scored.of_rows(scored.event_seconds > cut)
+    newest = moment_of(earlier.watermark).timestamp()
+    scored = scored.of_rows(scored.event_seconds > newest)
     if not len(scored.labels):
         raise ContractError(
-            f"model {earlier.model_id} was trained on rows up to {earlier.watermark}: no "
-            "held-out row of "
-            f"{later.model_id} is newer, so no row is new to both"
+            f"model {earlier.model_id} was trained on rows up to {earlier.watermark}, expected a "
+            f"newer held-out row of model {later.model_id}"
         )
-    slices = cut_slices(scored, is_first_round=None, shown=shown_values(raw))
+    slices = slice_masks(scored, is_first_run=None, shown=shown_values(raw))
     decided = check_holdout(scored, slices, raw.recommender.section("gate", GateSettings))
     calibration_a, calibration_b = (
         calibration_bins(scored.labels, scores, weights=scored.weights)
@@ -163,7 +162,7 @@ def comparison_page(found: Comparison) -> str:
         first=[
             Text(f"{_rows_sentence(found)} Below, B is the candidate and A the champion."),
             *quality_blocks(found.quality, (f"B, {found.b}", f"A, {found.a}")),
-            *map(Text, _doubts(found)),
+            *map(Text, _uncertainty_warnings(found)),
         ],
         sections={
             "What differs": [differing],
@@ -196,10 +195,13 @@ def comparison_text(found: Comparison) -> str:
             f"AUC, B minus A: {lead.auc:+.4f} [{_signed(lead.low)}, {_signed(lead.high)}], p "
             f"{probability(lead.p_value)}"
         ]
-    lines += _doubts(found)
+    lines += _uncertainty_warnings(found)
     for title, pairs in (("what differs", found.differing), ("sizes", found.sizes)):
         lines += ["", title, *(f"{name:34} {a:>32} {b:>32}" for name, a, b in _cells(pairs))]
-    lines += ["", f"slices that speak most against B{'':2}{'rows':>8}{'log loss':>10}{'p':>10}"]
+    lines += [
+        "",
+        f"slices, strongest evidence against B first{'':2}{'rows':>8}{'log loss':>10}{'p':>10}",
+    ]
     for part in found.slices[:TEXT_SLICES]:
         change = ABSENT if part.log_loss_change is None else f"{part.log_loss_change:+.1%}"
         lines += [
@@ -212,7 +214,7 @@ def _signed(value: float | None) -> str:
     return ABSENT if value is None else f"{value:+.4f}"
 
 
-def _doubts(found: Comparison) -> list[str]:
+def _uncertainty_warnings(found: Comparison) -> list[str]:
     """Return a warning if the rows do not show which AUC is higher, else an empty list."""
     lead = found.quality.difference
     if lead is None or lead.low is None or lead.high is None:
@@ -228,8 +230,7 @@ def _doubts(found: Comparison) -> list[str]:
 def _rows_sentence(found: Comparison) -> str:
     return (
         f"{found.quality.num_rows} held-out rows of model {found.rows_of} with "
-        f"{found.quality.num_clicks} clicks, "
-        "new to both models."
+        f"{found.quality.num_clicks} clicks, new to both models."
     )
 
 

@@ -38,9 +38,8 @@ LOOKED_AT_RUNS = 20
 RETRY_PATCH = '{"templateDefaults":{"retryStrategy":{"retryPolicy":"Always","limit":"0"}}}'
 _SET_SERVER = f"kubectl -n {KUBEFLOW} set env deployment/ml-pipeline"
 _OPEN_FILES = (
-    "from pathlib import Path; "
-    "found = [p for n in ('store', 'work', 'repository') for p in Path('/evergreen', n).rglob('*') "
-    f"if not p.is_symlink() and p.lstat().st_mode & {OPEN_BITS}]; "
+    "from pathlib import Path; found = [p for n in ('store', 'work', 'repository') for p in "
+    f"Path('/evergreen', n).rglob('*') if not p.is_symlink() and p.lstat().st_mode & {OPEN_BITS}]; "
     "print(len(found), *found[:1])"
 )
 _LIST_OBJECTS = (
@@ -50,7 +49,7 @@ _LIST_OBJECTS = (
 """Program that lists a prefix without objects. The program needs only the permission to list
 objects, and runs fast."""
 _CONTROLLER = ("deploy/release-controller", "-c", "release-controller", "--")
-"""The container that mounts the complete share writable."""
+"""Arguments of `kubectl exec` for the container with write access to the complete share."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +60,7 @@ class PartReport:
     state: str
     """`right`, `wrong` or `unknown`."""
     text: str
-    mend: str = ""
+    fix: str = ""
     """Command or change that repairs a wrong part."""
 
 
@@ -99,7 +98,7 @@ class Kubectl:
             raise TemporaryError(f"kubectl does not answer: {error}") from error
         if done.returncode:
             lines = [*done.stdout.strip().splitlines(), *done.stderr.strip().splitlines()]
-            # The last line of `kubectl exec` holds only the program's exit code.
+            # The last line of `kubectl exec` contains only the program's exit code.
             output = [line for line in lines if not line.startswith("command terminated")] or [
                 "it failed"
             ]
@@ -128,9 +127,9 @@ def diagnose(installation: Installation) -> Iterator[PartReport]:
 
     If a part cannot be checked, its state is unknown and the finding contains the reason.
     """
-    for part, look in _LOOKS.items():
+    for part, check in _CHECKS.items():
         try:
-            found = list(look(installation))
+            found = list(check(installation))
         except (
             TemporaryError,
             PermanentError,
@@ -140,8 +139,8 @@ def diagnose(installation: Installation) -> Iterator[PartReport]:
             TypeError,
         ) as error:
             found = [_unknown(f"{type(error).__name__}: {error}")]
-        for state, text, mend in found:
-            yield PartReport(part=part, state=state, text=text, mend=mend)
+        for state, text, fix in found:
+            yield PartReport(part=part, state=state, text=text, fix=fix)
 
 
 _Found = tuple[str, str, str]
@@ -151,15 +150,15 @@ def _right(text: str) -> _Found:
     return RIGHT, text, ""
 
 
-def _wrong(text: str, mend: str) -> _Found:
-    return WRONG, text, mend
+def _wrong(text: str, fix: str) -> _Found:
+    return WRONG, text, fix
 
 
 def _unknown(text: str) -> _Found:
     return UNKNOWN, text, ""
 
 
-def _look_at_api(each: Installation) -> Iterator[_Found]:
+def _check_api(each: Installation) -> Iterator[_Found]:
     server = each.server
     try:
         has_users, date = server.health()
@@ -169,10 +168,10 @@ def _look_at_api(each: Installation) -> Iterator[_Found]:
         )
         return
     if has_users != bool(server.namespace):
-        mend = "--namespace PROFILE" if has_users else "leave out --namespace"
+        fix = "--namespace PROFILE" if has_users else "leave out --namespace"
         kind = "several users" if has_users else "one user"
         yield _wrong(
-            f"{server.host} is an installation of {kind}, namespace is {server.namespace!r}", mend
+            f"{server.host} is an installation of {kind}, namespace is {server.namespace!r}", fix
         )
     else:
         yield _right(f"{server.host} answers")
@@ -189,7 +188,7 @@ def _look_at_api(each: Installation) -> Iterator[_Found]:
     )
 
 
-def _look_at_kubeflow(each: Installation) -> Iterator[_Found]:
+def _check_kubeflow(each: Installation) -> Iterator[_Found]:
     deployment = each.cluster.find("deployment/ml-pipeline", namespace=KUBEFLOW)
     if deployment is None:
         yield _wrong(
@@ -235,7 +234,7 @@ def _look_at_kubeflow(each: Installation) -> Iterator[_Found]:
         yield _wrong(text, f"{_SET_SERVER} DEFAULTPIPELINERUNNERSERVICEACCOUNT={SERVICE_ACCOUNT}")
 
 
-def _look_at_rights(each: Installation) -> Iterator[_Found]:
+def _check_rights(each: Installation) -> Iterator[_Found]:
     wanted = [("serviceaccount", SERVICE_ACCOUNT), ("rolebinding", SERVICE_ACCOUNT)]
     if each.server.namespace:
         wanted += [("role", _MONITOR_ROLE), ("rolebinding", _MONITOR_ROLE)]
@@ -249,7 +248,7 @@ def _look_at_rights(each: Installation) -> Iterator[_Found]:
         )
 
 
-def _look_at_share(each: Installation) -> Iterator[_Found]:
+def _check_share(each: Installation) -> Iterator[_Found]:
     for namespace in (NAMESPACE, each.runs_namespace):
         claim = each.cluster.find("pvc/evergreen", namespace=namespace)
         phase = claim["status"]["phase"] if claim else "absent"
@@ -261,7 +260,7 @@ def _look_at_share(each: Installation) -> Iterator[_Found]:
         )
 
 
-def _look_at_modes(each: Installation) -> Iterator[_Found]:
+def _check_modes(each: Installation) -> Iterator[_Found]:
     if each.store:
         found = [
             path
@@ -279,18 +278,18 @@ def _look_at_modes(each: Installation) -> Iterator[_Found]:
         yield _right("only the owner of the share can write to it")
         return
     chmod = "chmod -R go-w /evergreen/store /evergreen/work /evergreen/repository"
-    mend = f"kubectl -n {NAMESPACE} exec {' '.join(_CONTROLLER)} {chmod}"
+    fix = f"kubectl -n {NAMESPACE} exec {' '.join(_CONTROLLER)} {chmod}"
     yield _wrong(
-        f"{count} files and folders of the share are writable by other users, such as {first}", mend
+        f"{count} files and folders of the share are writable by other users, such as {first}", fix
     )
 
 
-def _look_at_pipeline(each: Installation) -> Iterator[_Found]:
-    server, mend = each.server, "evergreen submit --package build/retraining.yaml --upload --no-run"
+def _check_pipeline(each: Installation) -> Iterator[_Found]:
+    server, fix = each.server, "evergreen submit --package build/retraining.yaml --upload --no-run"
     pipeline_id = server.find_pipeline(PIPELINE_NAME)
     newest = server.newest_version(pipeline_id) if pipeline_id else None
     if newest is None:
-        yield _wrong(f"pipeline {PIPELINE_NAME} is not uploaded", mend)
+        yield _wrong(f"pipeline {PIPELINE_NAME} is not uploaded", fix)
         return
     yield _right(f"the newest version of {PIPELINE_NAME} is {newest.name}")
     with server.requests():
@@ -307,11 +306,11 @@ def _look_at_pipeline(each: Installation) -> Iterator[_Found]:
     yield (
         _right(text)
         if steps == {tag}
-        else _wrong(text, f"evergreen compile --tag {tag}, then {mend}")
+        else _wrong(text, f"evergreen compile --tag {tag}, then {fix}")
     )
 
 
-def _look_at_runs(each: Installation) -> Iterator[_Found]:
+def _check_runs(each: Installation) -> Iterator[_Found]:
     """Find failed runs that left nothing in the registry.
 
     No other command reports these runs.
@@ -331,7 +330,7 @@ def _look_at_runs(each: Installation) -> Iterator[_Found]:
         yield _right(f"none of the newest {LOOKED_AT_RUNS} runs failed before its first step")
 
 
-def _look_at_workloads(each: Installation) -> Iterator[_Found]:
+def _check_workloads(each: Installation) -> Iterator[_Found]:
     for name in ("monitor", "release-controller", "triton"):
         found = each.cluster.find(f"deployment/{name}", namespace=NAMESPACE)
         if found is None:
@@ -342,8 +341,8 @@ def _look_at_workloads(each: Installation) -> Iterator[_Found]:
         hint = (
             " (Triton is ready once a model is released)" if name == "triton" and not ready else ""
         )
-        mend = f"kubectl -n {NAMESPACE} describe pod -l app.kubernetes.io/name={name}{hint}"
-        yield _right(text) if ready == wanted else _wrong(text, mend)
+        fix = f"kubectl -n {NAMESPACE} describe pod -l app.kubernetes.io/name={name}{hint}"
+        yield _right(text) if ready == wanted else _wrong(text, fix)
     pods = each.cluster.find("pods", namespace=NAMESPACE) or {"items": []}
     digests: dict[str, set[str]] = {}
     for pod in pods["items"]:
@@ -351,16 +350,16 @@ def _look_at_workloads(each: Installation) -> Iterator[_Found]:
             digests.setdefault(status["image"], set()).add(status["imageID"].rpartition("@")[2])
     mixed = sorted(image for image, found in digests.items() if len(found) > 1)
     if mixed:
-        mend = (
+        fix = (
             f"push the image under a new tag, then kubectl -n {NAMESPACE} rollout restart "
             "deployment"
         )
-        yield _wrong(f"pods run different images named {mixed[0]}", mend)
+        yield _wrong(f"pods run different images named {mixed[0]}", fix)
     elif digests:
         yield _right(f"each of {len(digests)} images has the same digest in all pods")
 
 
-def _look_at_scaling(each: Installation) -> Iterator[_Found]:
+def _check_scaling(each: Installation) -> Iterator[_Found]:
     found = each.cluster.find("hpa", namespace=NAMESPACE) or {"items": []}
     if not found["items"]:
         yield _unknown("no autoscaler: the number of Triton's pods is fixed")
@@ -374,14 +373,14 @@ def _look_at_scaling(each: Installation) -> Iterator[_Found]:
             source = "KEDA" if name.startswith("keda-hpa-") else "an adapter"
             yield _right(f"autoscaler {name} gets its metric from {source}")
         else:
-            mend = (
+            fix = (
                 f"kubectl -n {NAMESPACE} describe hpa {name} (KEDA or adapter, and Prometheus: "
                 "docs/kubernetes/autoscaling.md)"
             )
-            yield _wrong(f"autoscaler {name} has no metric: {active.get('message', '')}", mend)
+            yield _wrong(f"autoscaler {name} has no metric: {active.get('message', '')}", fix)
 
 
-def _look_at_prometheus(each: Installation) -> Iterator[_Found]:
+def _check_prometheus(each: Installation) -> Iterator[_Found]:
     pods = each.cluster.find(
         "pods -l app.kubernetes.io/name=prometheus", namespace="monitoring"
     ) or {"items": []}
@@ -395,23 +394,23 @@ def _look_at_prometheus(each: Installation) -> Iterator[_Found]:
         )
 
 
-def _look_at_log(each: Installation) -> Iterator[_Found]:
+def _check_log(each: Installation) -> Iterator[_Found]:
     check = ("sh", "-c", 'exec python -m evergreen.events check "$EVERGREEN_MONITOR_LOG"')
-    yield _tried(each, "deploy/monitor", "-c", "monitor", "--", *check)
+    yield _run_in_container(each, "deploy/monitor", "-c", "monitor", "--", *check)
 
 
-def _look_at_lake(each: Installation) -> Iterator[_Found]:
+def _check_lake(each: Installation) -> Iterator[_Found]:
     program = _LIST_OBJECTS.format(variable="EVERGREEN_UPLOADER_LAKE")
-    yield _tried(each, "deploy/monitor", "-c", "uploader", "--", "python", "-c", program)
+    yield _run_in_container(each, "deploy/monitor", "-c", "uploader", "--", "python", "-c", program)
 
 
-def _look_at_repository(each: Installation) -> Iterator[_Found]:
-    yield _tried(
+def _check_repository(each: Installation) -> Iterator[_Found]:
+    yield _run_in_container(
         each, *_CONTROLLER, "python", "-c", _LIST_OBJECTS.format(variable="MODEL_REPOSITORY")
     )
 
 
-def _tried(each: Installation, *words: str) -> _Found:
+def _run_in_container(each: Installation, *words: str) -> _Found:
     """Run a command in a container, and return a finding about its result.
 
     The command runs with the permissions and the environment of the container.
@@ -427,20 +426,20 @@ def _tried(each: Installation, *words: str) -> _Found:
     return _right(f"container {words[2]} reaches it" + (f": {output[0]}" if output else ""))
 
 
-_LOOKS: dict[str, Callable[[Installation], Iterator[_Found]]] = {
-    "Kubeflow's API and clock": _look_at_api,
-    "Kubeflow's settings": _look_at_kubeflow,
-    "rights of the steps": _look_at_rights,
-    "share": _look_at_share,
-    "modes of files": _look_at_modes,
-    "pipeline": _look_at_pipeline,
-    "runs": _look_at_runs,
-    "programs": _look_at_workloads,
-    "autoscaler": _look_at_scaling,
-    "Prometheus": _look_at_prometheus,
-    "record log": _look_at_log,
-    "lake": _look_at_lake,
-    "model repository": _look_at_repository,
+_CHECKS: dict[str, Callable[[Installation], Iterator[_Found]]] = {
+    "Kubeflow's API and clock": _check_api,
+    "Kubeflow's settings": _check_kubeflow,
+    "rights of the steps": _check_rights,
+    "share": _check_share,
+    "modes of files": _check_modes,
+    "pipeline": _check_pipeline,
+    "runs": _check_runs,
+    "programs": _check_workloads,
+    "autoscaler": _check_scaling,
+    "Prometheus": _check_prometheus,
+    "record log": _check_log,
+    "lake": _check_lake,
+    "model repository": _check_repository,
 }
 
 
@@ -476,7 +475,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{found.state:8}{found.part}: {found.text}")
         if found.state == WRONG:
             num_wrong += 1
-            print(f"        mend: {found.mend}")
+            print(f"        fix: {found.fix}")
     return ExitCode.REFUSED if num_wrong else ExitCode.DONE
 
 

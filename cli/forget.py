@@ -1,4 +1,4 @@
-"""`evergreen admin forget` names everything that holds one user, and with `--yes` removes it.
+"""List the data of one user, and remove it with `--yes`: `evergreen admin forget`.
 
 The command also lists the models that were trained on the user's rows.
 
@@ -8,9 +8,9 @@ embedding table of this column. If a list in another user's row contains the use
 of the list is removed. Rows are removed file by file from lake, archive and quarantine. Incidents
 and work folders of runs are removed as a whole, because they cannot be replayed or trained again
 without some of their rows. Late outcomes contain only request ids. Late outcomes are therefore
-removed first, while the rows still show which user made each request. Every step of the removal
-leaves complete files. If the command is killed, run it again: it finds what remains. No other
-program may write to these folders during the removal.
+removed first, while the rows still show which user made each request. The removal replaces each
+file by a complete new file. If the command is killed, run it again to remove the remaining rows. No
+other program may write to these folders during the removal.
 
 The command lists models and their golden rows. The command does not remove models or golden rows,
 because the models serve until other models replace them. After the removal, no file shows which
@@ -60,7 +60,7 @@ from evergreen.contracts.raw_rows import (
     list_lengths,
 )
 from evergreen.contracts.serving import ServedNames
-from evergreen.contracts.values import NoCategory, word_of
+from evergreen.contracts.values import NoCategory, text_of_value
 from evergreen.contracts.workflow import FeatureWorkflow
 from evergreen.registry.forgotten import keep_forgotten, removed_at
 from evergreen.registry.models import graph_folder, model_folder, read_serving_target, release_path
@@ -92,8 +92,8 @@ LOCATIONS = {
     "incidents": "folder of recorded incidents",
     "work": "work folder of the pipeline's runs",
 }
-"""Flags of the folders and servers besides the model registry. The registry has the recommender,
-quarantine, models and golden rows."""
+"""Flags of all folders and servers except the model registry. The model registry contains the
+recommender, the quarantine, the models and the golden rows."""
 _OUTCOMES = OUTCOME_PARTITION.format(day="")
 _UNFINISHED = re.compile(r"\..+\.([0-9a-f]{32}|aside)")
 """Pattern for names of unfinished files and folders of killed programs."""
@@ -125,13 +125,13 @@ class User:
                 "users"
             )
         if (
-            not self._holds_words
+            not self._is_string
             and not re.fullmatch(r"[+-]?\d+", self.text, re.ASCII)
             or not self.text
         ):
-            kind = "a string" if self._holds_words else "an integer"
+            kind = "a string" if self._is_string else "an integer"
             raise ContractError(
-                f"user is {self.text!r}, expected {kind}, as column {self.column} holds"
+                f"user is {self.text!r}, expected {kind}, the type of column {self.column}"
             )
 
     @property
@@ -140,17 +140,20 @@ class User:
         return str(self.recommender.data.user)
 
     @property
-    def _holds_words(self) -> bool:
-        return self.column in self.recommender.features.words
+    def _is_string(self) -> bool:
+        return self.column in self.recommender.features.string_features
 
     @cached_property
     def category(self) -> int:
         """The user's category, which identifies the user in all packages after extraction."""
-        return category_of(self.text if self._holds_words else str(int(self.text)))
+        return category_of(self.text if self._is_string else str(int(self.text)))
 
     @property
     def lists(self) -> list[str]:
-        """Names of the list features that may contain this user in rows of other users."""
+        """Names of the list features with user ids.
+
+        In rows of other users, these lists may contain this user.
+        """
         return [name for name in self.recommender.columns_of_users if name != self.column]
 
     @cached_property
@@ -169,7 +172,7 @@ class User:
         Values are strings, numbers or categories, and are interpreted as extraction interprets
         them.
         """
-        found = categories(_plain(values), holds_words=self._holds_words)
+        found = categories(_plain(values), is_string=self._is_string)
         return pc.fill_null(pc.equal(found, self.category), False)
 
     def rows(self, batch: Any) -> Any:
@@ -186,7 +189,7 @@ class User:
         return pa.array(found)
 
     def without(self, batch: Any) -> Any:
-        """Return the batch without the user's rows, and without the user in lists of other rows."""
+        """Return the batch without the user's rows and without the user's id in other rows."""
         batch = batch.filter(pc.invert(self.rows(batch)))
         for at, name in enumerate(batch.schema.names):
             if name in self.lists:
@@ -208,7 +211,7 @@ class User:
         return pa.array([pair in self.keys for pair in pairs], pa.bool_())
 
     def is_in_line(self, line: str) -> bool:
-        """Return whether a line of a file of malformed rows holds the user.
+        """Return whether a line in a file of malformed rows contains the user.
 
         The text of a line is a row as JSON or a line of a text file.
         """
@@ -226,13 +229,13 @@ class User:
     def _is_user(self, value: object) -> bool:
         """Return whether a value of a malformed row is the user."""
         try:
-            word = word_of(value, holds_words=self._holds_words)
+            word = text_of_value(value, is_string=self._is_string)
         except NoCategory:
             return str(value) == self.text
         return word is not None and category_of(word) == self.category
 
-    def count(self, path: Path) -> "Counted":
-        """Count the rows of a Parquet file that hold the user, and record the user's own rows.
+    def count(self, path: Path) -> "UserRowCounts":
+        """Count the rows of a Parquet file that contain the user, and record the user's own rows.
 
         Both counts are 0 if the file contains no raw rows.
 
@@ -243,7 +246,7 @@ class User:
         names, num_rows, num_mentions = set(open_parquet(path).schema_arrow.names), 0, 0
         needed = [self.column, REQUEST_ID, ROW, EVENT_TIME]
         if not names.issuperset(needed):
-            return Counted(0, 0)
+            return UserRowCounts(0, 0)
         for batch in _batches(path, [*needed, *(name for name in self.lists if name in names)]):
             with reading_parquet(path):
                 are_own, mentions = self.rows(batch), self.mentions(batch)
@@ -256,11 +259,11 @@ class User:
             ):
                 day = to_iso(time)[:10]
                 self.days[day] = min(time, self.days.get(day, time))
-        return Counted(num_rows, num_mentions)
+        return UserRowCounts(num_rows, num_mentions)
 
 
-class Counted(NamedTuple):
-    """Rows of a file that hold a user."""
+class UserRowCounts(NamedTuple):
+    """Counts of the rows in one file that contain a user."""
 
     num_rows: int
     """Number of the user's own rows."""
@@ -274,7 +277,7 @@ class Counted(NamedTuple):
         )
 
 
-class Found(NamedTuple):
+class UserData(NamedTuple):
     """File or entry with data of the user, and the function that removes these data."""
 
     what: str
@@ -325,8 +328,8 @@ def rewrite(objects: Objects, info: ObjectInfo, clean: Cleaning) -> None:
         replace_file(objects, info, copy, num_gone=num_gone)
 
 
-def in_rows(objects: Objects, user: User) -> Iterator[Found]:
-    """Yield the files of a lake, an archive or a quarantine that hold rows of the user.
+def find_in_rows(objects: Objects, user: User) -> Iterator[UserData]:
+    """Yield the files of a lake, an archive or a quarantine with rows of the user.
 
     Files of malformed rows are included.
     """
@@ -336,7 +339,7 @@ def in_rows(objects: Objects, user: User) -> Iterator[Found]:
             left = "".join(line for line in lines if not user.is_in_line(line)).encode()
             if left != stored.content:
                 what = f"{_at(objects, info)}: malformed rows"
-                yield Found(
+                yield UserData(
                     what, partial(objects.write, info.name, left, if_generation=info.generation)
                 )
         elif info.name.endswith(".parquet") and not info.name.startswith(_OUTCOMES):
@@ -349,13 +352,13 @@ def in_rows(objects: Objects, user: User) -> Iterator[Found]:
                 logger.warning("%s is hidden from readers and cannot be read", _at(objects, info))
                 continue
             if any(counted):
-                yield Found(
+                yield UserData(
                     f"{_at(objects, info)}: {counted}",
                     partial(rewrite, objects, info, user.without),
                 )
 
 
-def in_outcomes(objects: Objects, user: User) -> Iterator[Found]:
+def find_in_outcomes(objects: Objects, user: User) -> Iterator[UserData]:
     """Yield the files with late outcomes of the found requests, in a lake or an archive."""
     for info in [
         each for each in objects.list(_OUTCOMES) if user.keys and each.name.endswith(".parquet")
@@ -367,14 +370,14 @@ def in_outcomes(objects: Objects, user: User) -> Iterator[Found]:
             )
         if num_rows:
             what = f"{_at(objects, info)}: {num_rows} late outcomes"
-            yield Found(what, partial(rewrite, objects, info, user.without_outcomes))
+            yield UserData(what, partial(rewrite, objects, info, user.without_outcomes))
 
 
-def in_folders(folders: Iterable[Path], user: User, *, kind: str) -> Iterator[Found]:
-    """Yield the folders that hold a row of the user or an incomplete Parquet file."""
+def find_in_folders(folders: Iterable[Path], user: User, *, kind: str) -> Iterator[UserData]:
+    """Yield the folders with a row of the user or an incomplete Parquet file."""
     for folder in sorted(folders):
         if any(_is_in_file(path, user) for path in folder.rglob("*") if path.is_file()):
-            yield Found(f"{kind}: {folder}", partial(_remove, folder))
+            yield UserData(f"{kind}: {folder}", partial(_remove, folder))
 
 
 def _is_in_file(path: Path, user: User) -> bool:
@@ -389,7 +392,7 @@ def _is_in_file(path: Path, user: User) -> bool:
         return True
 
 
-def unfinished(folder: Path) -> Iterator[Found]:
+def unfinished(folder: Path) -> Iterator[UserData]:
     """Yield the unfinished files and folders of killed programs below a folder.
 
     No program reads these files, but they may contain rows of any user.
@@ -398,7 +401,7 @@ def unfinished(folder: Path) -> Iterator[Found]:
         left = [name for name in (*folders, *files) if _UNFINISHED.fullmatch(name)]
         folders[:] = [name for name in folders if name not in left]
         yield from (
-            Found(f"unfinished: {Path(here, name)}", partial(_remove, Path(here, name)))
+            UserData(f"unfinished: {Path(here, name)}", partial(_remove, Path(here, name)))
             for name in left
         )
 
@@ -426,7 +429,9 @@ class TrainedOnUser(NamedTuple):
 def models_trained_on(store: Path, user: User) -> Iterator[TrainedOnUser]:
     """Yield the stored models that were trained on rows of the user, and their descendants."""
     lineages = find_lineages(store)
-    traces = {each.models[0].model_id: _traces(store, each.models[0], user) for each in lineages}
+    traces = {
+        each.models[0].model_id: _traces_of_user(store, each.models[0], user) for each in lineages
+    }
     for lineage in lineages:
         own, *ancestors = [model.model_id for model in lineage.models]
         known = [*traces[own], *(f"it continues {each}" for each in ancestors if traces.get(each))]
@@ -434,9 +439,9 @@ def models_trained_on(store: Path, user: User) -> Iterator[TrainedOnUser]:
             yield TrainedOnUser(own, lineage.is_live, "; ".join(known))
 
 
-def _traces(store: Path, model: Model, user: User) -> list[str]:
+def _traces_of_user(store: Path, model: Model, user: User) -> list[str]:
     folder, found, known = model_folder(store, model.model_id), list[str](), dict[str, Any]()
-    # The workflow is collected together with the weights.
+    # Garbage collection removes the workflow together with the weights.
     workflow = (
         FeatureWorkflow.load(folder / Model.WORKFLOW)
         if (folder / Model.WORKFLOW).exists()
@@ -454,7 +459,7 @@ def _traces(store: Path, model: Model, user: User) -> list[str]:
         listed = read_reference(folder / Model.REFERENCE).profile.columns.get(user.column)
         known["training profile"] = np.empty(0) if listed is None else listed.values
     found = [
-        f"its {name} holds the user"
+        f"its {name} contains the user"
         for name, values in known.items()
         if (values == user.category).any()
     ]
@@ -468,7 +473,7 @@ def _traces(store: Path, model: Model, user: User) -> list[str]:
     return [
         *found,
         *(
-            [f"it was trained on {', '.join(trained_on)}, whose rows hold the user"]
+            [f"it was trained on {', '.join(trained_on)}, whose rows contain the user"]
             if trained_on
             else []
         ),
@@ -480,12 +485,12 @@ def golden_rows(store: Path, user: User) -> Iterator[str]:
 
     The search covers versions in the registry and in Triton's repository.
     """
-    place, served = read_serving_target(store), ServedNames(user.recommender.name)
+    serving_target, served = read_serving_target(store), ServedNames(user.recommender.name)
     stored_graphs = [(graph_folder(store, 0).parent.as_uri(), "")]
     stored_graphs += [
-        (place.repository_uri, f"{each}/")
+        (serving_target.repository_uri, f"{each}/")
         for each in (served.model, served.candidate, served.canary)
-        if place
+        if serving_target
     ]
     for uri, prefix in stored_graphs:
         objects = open_objects(uri)
@@ -503,11 +508,13 @@ def golden_rows(store: Path, user: User) -> Iterator[str]:
 def waiting_requests(state: Path, user: User) -> int:
     """Return the number of requests of the user that are not archived yet."""
     columns = user.recommender.features.columns
-    with _reading_state(state) as memory:
-        return waiting_requests_of(memory, user.category, columns=columns, positions=user.positions)
+    with _reading_state(state) as connection:
+        return waiting_requests_of(
+            connection, user.category, columns=columns, positions=user.positions
+        )
 
 
-def in_windows(state: Path, user: User) -> Iterator[Found]:
+def find_in_windows(state: Path, user: User) -> Iterator[UserData]:
     """Yield the user's matured rows that the monitor has stored for its windows.
 
     The removal keeps these rows, but replaces the user by the unknown user.
@@ -517,10 +524,10 @@ def in_windows(state: Path, user: User) -> Iterator[Found]:
         with closing(StateStore(state / STORE_FILE)) as store:
             store.forget_user(user.category)
 
-    with _reading_state(state) as memory:
-        num_rows = matured_rows_of(memory, user.category)
+    with _reading_state(state) as connection:
+        num_rows = matured_rows_of(connection, user.category)
     if num_rows:
-        yield Found(f"{state / STORE_FILE}: {num_rows} rows of the windows", remove)
+        yield UserData(f"{state / STORE_FILE}: {num_rows} rows of the windows", remove)
 
 
 @contextmanager
@@ -533,7 +540,7 @@ def _reading_state(state: Path) -> Iterator[sqlite3.Connection]:
         raise ContractError(f"{path} is not the database of a monitor's state: {error}") from error
 
 
-def find(user: User, store: Path, locations: dict[str, str]) -> list[Found]:
+def find(user: User, store: Path, locations: dict[str, str]) -> list[UserData]:
     """Return everything that can be removed, in the order of removal.
 
     Args:
@@ -555,21 +562,21 @@ def find(user: User, store: Path, locations: dict[str, str]) -> list[Found]:
     rows = [
         found
         for root in (open_objects(quarantine.as_uri()), *roots)
-        for found in in_rows(root, user)
+        for found in find_in_rows(root, user)
     ]
     local = [local_path(root.uri) for root in roots if not is_bucket_uri(root.uri)]
     # Search the monitor's windows first, because this search fails while a monitor runs.
     first = (
-        list(in_windows(typed_folder(locations["state"], "--state"), user))
+        list(find_in_windows(typed_folder(locations["state"], "--state"), user))
         if "state" in locations
         else []
     )
     first += [
         found for folder in (quarantine, *local, *folders.values()) for found in unfinished(folder)
     ]
-    first += [found for root in roots for found in in_outcomes(root, user)]
+    first += [found for root in roots for found in find_in_outcomes(root, user)]
     if incidents := folders.get("incidents"):
-        first += in_folders(
+        first += find_in_folders(
             (path.parent for path in incidents.glob(f"[!.]*/{INCIDENT}")), user, kind="incident"
         )
     if work := folders.get("work"):
@@ -578,7 +585,7 @@ def find(user: User, store: Path, locations: dict[str, str]) -> list[Found]:
             for path in work.iterdir()
             if path.is_dir() and not _UNFINISHED.fullmatch(path.name)
         )
-        first += in_folders(runs, user, kind="files of a run")
+        first += find_in_folders(runs, user, kind="files of a run")
     return first + rows
 
 
@@ -586,9 +593,8 @@ def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the command's flags."""
     parser = CommandParser(
         prog="evergreen admin forget",
-        description="List everything that holds a user (data.user of the accepted recommender), "
-        "and remove it with "
-        "--yes. "
+        description="List the files and models that contain one user (data.user of the accepted "
+        "recommender). With --yes, remove the user. "
         "Also list the models that were trained on the user's rows, and the run that replaces "
         "them.",
     )
@@ -623,7 +629,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(f"user {user.text!r} is category {user.category} of {user.column}")
     print(
         "\n".join(
-            [each.what for each in found] or ["no row, outcome, incident or run holds the user"]
+            [each.what for each in found] or ["no row, outcome, incident or run contains the user"]
         )
     )
     print(
@@ -652,15 +658,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("remove the folders of these models when no rollback to them is wanted")
     if num_waiting:
         print(
-            f"{num_waiting} requests that hold the user are not archived yet: run this command "
-            "again once they are"
+            f"{num_waiting} requests of the user are not archived yet: run this command again "
+            "after the monitor has archived them"
         )
     if absent := [f"--{name}" for name in LOCATIONS if name not in locations]:
         print(f"not searched: {', '.join(absent)}")
     if is_bucket_uri(locations.get("lake", "")):
         print(
-            "the bucket keeps earlier versions of objects as long as its versioning or soft delete "
-            "says"
+            "the bucket may still contain earlier versions of the objects: check its versioning "
+            "and soft delete"
         )
     print(
         "not searched either: the event log's records and dead letters, reports of runs, your own "

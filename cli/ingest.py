@@ -80,8 +80,7 @@ class IngestSettings:
         if (self.last_day is None) != (self.days is None):
             raise ContractError(
                 f"last_day is {self.last_day} and days is {self.days}, expected both, or neither "
-                "to keep the rows' "
-                "times"
+                "to keep the rows' times"
             )
         if (
             self.last_day is not None
@@ -137,7 +136,7 @@ class Ingested:
     def of(
         cls, counts: RowCounts, read: ReadCounts, *, num_lake: int, num_malformed: int
     ) -> "Ingested":
-        """Create the result from the counts of the rows read and of the rows to write."""
+        """Create the result from the row counts of the reader and of the writer."""
         return cls(
             rows=counts.rows,
             lake_rows=num_lake,
@@ -175,7 +174,7 @@ def ingest(
         settings: Times and shares of the rows.
 
     Raises:
-        ContractError: A file is corrupt, of an unknown form or has too many malformed rows. This
+        ContractError: A file is corrupt, has an unknown format or has too many malformed rows. This
             error is also raised if the files contain no row, or if rows lack times although
             `last_day` is None. This error is also raised if too many rows have the key of another
             row, or if the lake already contains the rows.
@@ -186,14 +185,14 @@ def ingest(
         raise ContractError(
             f"lake_fraction is {settings.lake_fraction} without a replay file, expected 1"
         )
-    source, place = name_of(files), replay or Path("ingest")
+    source, output = name_of(files), replay or Path("ingest")
     objects = open_objects(lake)
     objects.list(_PARTITION)  # check the bucket and the permissions now, not after hours of reading
-    place.parent.mkdir(parents=True, exist_ok=True)
+    output.parent.mkdir(parents=True, exist_ok=True)
     # The temporary folder is next to the replay file, so that a rename moves finished files.
     # Readers ignore the folder, because its name begins with a dot.
     with tempfile.TemporaryDirectory(
-        prefix=".ingest.", dir=place.parent, ignore_cleanup_errors=True
+        prefix=".ingest.", dir=output.parent, ignore_cleanup_errors=True
     ) as folder:
         scratch, weighted, read = Path(folder), recommender.data.has_weights, ReadCounts()
         malformed_file = scratch / "malformed_rows.jsonl"
@@ -214,7 +213,9 @@ def ingest(
             malformed.check()
         with spool.close() as events:
             if not spool.num_rows:
-                raise ContractError(f"{', '.join(map(str, files))} holds no row, expected some")
+                raise ContractError(
+                    f"{', '.join(map(str, files))} contains no row, expected at least one row"
+                )
             _expect_keys(events, recommender, files, limit=limits.max_conflicting_fraction)
             if not settings.keep_repeated:
                 _leave_out_known(
@@ -245,8 +246,8 @@ def ingest(
 
 def malformed_path(replay: Path | None) -> Path:
     """Return the file for malformed rows, which is beside the replay file if there is one."""
-    place = replay or Path("ingest")
-    return place.with_name(f"{place.name}.malformed_rows.jsonl")
+    output = replay or Path("ingest")
+    return output.with_name(f"{output.name}.malformed_rows.jsonl")
 
 
 def name_of(files: list[Path]) -> str:
@@ -287,15 +288,14 @@ def read_rows(
         reader = find_reader(file, recommender, with_times=keeps_times)
         if keeps_times and not reader.has_times:
             raise ContractError(
-                f"{file} has no column {recommender.data.event_time!r}, expected times, or days "
-                "over which to spread "
-                "its "
-                "rows, such as --last-day 2026-03-07 --days 7"
+                f"{file} has no column {recommender.data.event_time!r}, expected event times; to "
+                "spread the rows over days instead, add flags such as --last-day 2026-03-07 "
+                "--days 7"
             )
         if reader.has_times and not keeps_times:
             logger.warning(
-                "%s has event times, which are replaced. To keep the times, leave out last_day "
-                "and days",
+                "%s has event times, which are replaced. To keep the times, leave out last_day and "
+                "days",
                 file,
             )
         with ExitStack() as stack:
@@ -340,8 +340,7 @@ def _expect_keys(
         logger.warning(
             "%d rows equal an earlier row in everything but the label. Rows without a request id "
             "count as separate rows. If they are the same rows with their clicks, name the columns "
-            "that identify a row: data.request_id "
-            "and data.row",
+            "that identify a row: data.request_id and data.row",
             found.repeated,
         )
 
@@ -349,7 +348,7 @@ def _expect_keys(
 def _leave_out_known(
     events: Events, objects: Objects, source: str, *, keeps_times: bool, limit: float
 ) -> None:
-    """Leave out the rows that other files of the lake hold.
+    """Leave out the rows that other files of the lake already contain.
 
     Raises:
         ContractError: The lake already contains the rows at other times, because an earlier
@@ -370,20 +369,17 @@ def _leave_out_known(
     num_known, total = known.num_equal, events.counts().rows + known.num_equal
     if known.num_others > limit * total:
         raise ContractError(
-            f"{known.num_others:,} of {total:,} rows have the request and row of a row in the lake "
-            f"{objects.uri} with"
-            f" other features (such as {known.example}), expected at most {limit:.2%}. Rows of a "
-            "request are numbered"
-            " in file order if no column has their number, so name such a column by data.row, or "
-            "keep the order"
+            f"{known.num_others:,} of {total:,} rows have the same request and row number as a row "
+            f"in the lake {objects.uri}, but other features (such as {known.example}), expected at "
+            f"most {limit:.2%}. Without data.row, rows of a request are numbered in file order: "
+            "name a column of row numbers by data.row, or keep the order"
         )
     if not num_known:
         return
     if not keeps_times and num_known > limit * total:
         raise ContractError(
-            f"{num_known:,} of {total:,} rows are in the lake {objects.uri} already, from other "
-            "files and at other "
-            "times, expected new rows: use another lake, or --keep-repeated if they are further "
+            f"{num_known:,} of {total:,} rows equal rows of other files in the lake {objects.uri}, "
+            "expected new rows: use another lake, or --keep-repeated if these rows are further "
             "events"
         )
     logger.warning(
@@ -409,7 +405,7 @@ def _write_days(
     """Write the first `num_lake` rows as day partitions below `days`, and the rest to `replay`."""
     row = 0
 
-    def lake_pieces() -> Iterator[tuple[int, Any]]:
+    def lake_chunks() -> Iterator[tuple[int, Any]]:
         nonlocal row
         for batch, times in rows:
             here = min(max(num_lake - row, 0), batch.num_rows)
@@ -422,11 +418,11 @@ def _write_days(
                 yield int(day), batch.slice(start, end - start)
 
     days.mkdir()
-    for day, pieces in groupby(lake_pieces(), key=lambda piece: piece[0]):
+    for day, chunks in groupby(lake_chunks(), key=lambda chunk: chunk[0]):
         folder = days / DAY_PARTITION.format(day=to_iso(day * DAY_MICROS)[:10])
         with PartWriter(folder, prefix=f"part-{source}") as writer:
-            for _, piece in pieces:
-                writer.write(piece)
+            for _, chunk in chunks:
+                writer.write(chunk)
 
 
 def _publish_days(objects: Objects, days: Path, source: str) -> None:
@@ -476,11 +472,10 @@ def build_parser() -> argparse.ArgumentParser:
         prog="evergreen data ingest",
         description=(
             "Read files of rows (Parquet, text with a header, JSON lines, Criteo's TSV) in order, "
-            "and write the"
-            " earlier rows to the lake and the later rows to a replay file. Rows keep their times, "
-            "or get times"
-            " spread over whole days. Malformed rows go to <replay>.malformed_rows.jsonl, or to"
-            " ingest.malformed_rows.jsonl in the current folder. The counts are printed as JSON."
+            "and write the earlier rows to the lake and the later rows to a replay file. Rows keep "
+            "their times, or get times spread over whole days. Malformed rows go to "
+            "<replay>.malformed_rows.jsonl, or to ingest.malformed_rows.jsonl in the current "
+            "folder. The counts are printed as JSON."
         ),
     )
     add_store_flag(parser, text=STORE_HELP)
@@ -533,7 +528,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     recommender = recommender_of(arguments.store)
     done = ingest(files, recommender, lake=lake, replay=arguments.replay, settings=settings)
     file = str(malformed_path(arguments.replay)) if done.malformed else None
-    found = {**asdict(done), "malformed_file": file, "passed_over": passed_over(arguments.data)}
+    found = {**asdict(done), "malformed_file": file, "skipped_files": passed_over(arguments.data)}
     print(json.dumps(found, indent=2))
     return 0
 

@@ -1,6 +1,6 @@
 """`evergreen models list`, `show` and `live-at`: a registry's promotion journal and model cards.
 
-The journal says which version was live at which time, who made it live, and why.
+The journal records which version was live at which time, who made the version live, and why.
 """
 
 import argparse
@@ -86,7 +86,7 @@ def registry_folder(text: str) -> Path:
     known = ("models", "runs", "recommender", JOURNAL_FILE)
     if any(store.iterdir()) and not any((store / name).exists() for name in known):
         raise ContractError(
-            f"--store {store} holds none of {', '.join(known)}, expected a model registry"
+            f"--store {store} contains none of {', '.join(known)}, expected a model registry"
         )
     return store
 
@@ -133,8 +133,7 @@ def print_models(store: Path, *, as_json: bool = False, wide: bool = False) -> N
     if live is not None and (removed := removed_at(store, live.model_id)):
         print(
             f"version {live.version} still contains a user whose rows were removed at {removed}, "
-            "until a run from "
-            "scratch is released (`evergreen run --from-scratch`)"
+            "until a run from scratch is released (`evergreen run --from-scratch`)"
         )
     if entries:
         folder = shlex.quote(str(store))
@@ -171,7 +170,7 @@ def _cells(entry: Promotion, *, is_live: bool) -> tuple[str | None, ...]:
 
 
 def action_text(entry: Promotion) -> str:
-    """Return the action of a journal entry for a table or a sentence.
+    """Return the text of a journal entry's action.
 
     The text contains the share of a canary, and the version that a rollback removed from traffic.
     """
@@ -206,12 +205,12 @@ def print_live_at(store: Path, time: str, *, as_json: bool = False) -> None:
         return
     show(f"version {entry.version}, model {entry.model_id}")
     show(
-        f"since {local_time(entry.time)} "
-        f"({action_text(entry)} by {entry.who or 'unknown'}: {entry.reason})"
+        f"since {local_time(entry.time)} ({action_text(entry)} by {entry.who or 'unknown'}: "
+        f"{entry.reason})"
     )
     until = (
-        f"until {local_time(after.time)} "
-        f"({after.action} of version {after.version}: {after.reason})"
+        f"until {local_time(after.time)} ({after.action} of version {after.version}: "
+        f"{after.reason})"
         if after
         else "still live"
     )

@@ -84,8 +84,7 @@ def _add_compile(commands: Any) -> None:
         default=None,
         help=(
             "YAML of the cluster, such as k8s/overlays/gke/placement.yaml; ${NAME} comes from "
-            "cluster.env next to it,"
-            " and flags override it (default: placement of a laptop)"
+            "cluster.env next to it, and flags override it (default: placement of a laptop)"
         ),
     )
     parser.add_argument("--lake", help="click logs, folder or gs:// (default: lake on the volume)")
@@ -154,8 +153,7 @@ def _add_submit(commands: Any) -> None:
         metavar="CRON",
         help=(
             "schedule runs instead: a UTC cron line of 6 fields, seconds first, such as '0 0 3 * * "
-            "*'; replaces the "
-            "previous schedule"
+            "*'; replaces the previous schedule"
         ),
     )
     instead.add_argument(
@@ -277,7 +275,8 @@ def _run_submit(arguments: argparse.Namespace) -> int:
     uploads = arguments.upload or arguments.upload_version is not None
     if arguments.no_run and not uploads:
         raise ContractError(
-            "--no-run is given without --upload, expected both: else there is nothing to do"
+            "--no-run is given without --upload, expected --upload too: without it, the command "
+            "would do nothing"
         )
     from cli.runs import describe_run
     from evergreen.config.sections import check_changes
@@ -331,8 +330,7 @@ def _run_submit(arguments: argparse.Namespace) -> int:
                 raise PermanentError(f"{describe_end(ended)}{step}; see {server.link_to(run_id)}")
             hint = (
                 f"{store} is not mounted here. `evergreen runs --store {store}` shows run {name} "
-                "on a machine that "
-                "mounts it"
+                "on a machine that mounts it"
             )
             print(describe_run(store, outcome) if outcome else hint)
     return 0

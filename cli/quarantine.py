@@ -25,7 +25,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser = CommandParser(prog="evergreen data quarantine", description="Lists quarantined rows.")
     commands = parser.add_subparsers(dest="command", required=True)
     listing = commands.add_parser(
-        "list", help="list how many rows each run quarantined, and where they lie"
+        "list", help="list the number and the folder of the rows that each run quarantined"
     )
     add_store_flag(listing)
     add_listing_flags(listing)
@@ -39,20 +39,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     store = typed_folder(arguments.store, "--store")
     runs = read_quarantined_runs(store)
     if arguments.json:
-        print(json.dumps([asdict(kept) for kept in runs]))
+        print(json.dumps([asdict(each) for each in runs]))
         return ExitCode.DONE
     if runs:
         rows = [
             (
-                kept.run,
-                local_time(kept.time),
-                f"{kept.num_rows:,}",
-                str(rows_folder(store, kept.run)),
+                each.run,
+                local_time(each.time),
+                f"{each.num_rows:,}",
+                str(rows_folder(store, each.run)),
             )
-            for kept in runs
+            for each in runs
         ]
         print_table(COLUMNS, rows, wide=arguments.wide)
-    print(f"{sum(kept.num_rows for kept in runs)} rows of {len(runs)} runs are quarantined")
+    print(f"{sum(each.num_rows for each in runs)} rows of {len(runs)} runs are quarantined")
     return ExitCode.DONE
 
 

@@ -66,7 +66,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     diff = commands.add_parser("diff", help="compare two recommenders key by key")
     diff.add_argument("old", help="current, a version, 8 digits of a digest, or a file")
-    diff.add_argument("new", help="like the first argument")
+    diff.add_argument("new", help="current, a version, 8 digits of a digest, or a file")
     accept = commands.add_parser("accept", help="accept a file as the recommender of the next runs")
     accept.add_argument("file", type=Path, help="YAML, as init drafts it")
     accept.add_argument("--why", required=True, help="reason")
@@ -74,9 +74,8 @@ def build_parser() -> argparse.ArgumentParser:
     accept.add_argument(
         "--replace",
         action="store_true",
-        help="accept it although another recommender uses the store: one with another name, or "
-        "without any "
-        "column of this one",
+        help="accept it although the model registry has a recommender with another name, or with "
+        "none of these columns",
     )
     history = commands.add_parser(
         "history", help="list the accepted versions with person, time and reason"
@@ -230,8 +229,7 @@ def _described(recommender: Recommender) -> str:
     lists = f" and {len(features.lists)} lists" if features.lists else ""
     return (
         f"{recommender.name}, {len(features.numeric)} numeric and {len(features.categorical)} "
-        "categorical features"
-        f"{lists}, {changed} settings named, digest {recommender.digest[:8]}"
+        f"categorical features{lists}, {changed} settings named, digest {recommender.digest[:8]}"
     )
 
 

@@ -38,7 +38,8 @@ _OF_VALIDATION = (
     "tensorflow_metadata.proto",
     "tensorflow_metadata.proto.v0",
 )
-"""Modules that only the validation environment has. The parsers work without these modules."""
+"""Modules that only the validation environment has. The parsers of the commands do not need these
+modules."""
 _SCRAPED = "`namespace`, `pod` and `job`"
 
 
@@ -67,9 +68,10 @@ def commands_page() -> str:
         "`~/.zshrc`.",
         "",
         "Every pipeline step is also a command in its environment, such as "
-        "`.venvs/training/bin/python -m components.training --help`. Extraction, deployment and "
-        "run_outcome run in `driver`, validation and preprocessing in the environment of their "
-        "name, training and evaluation in `training`.",
+        "`.venvs/training/bin/python -m components.training --help`. The steps `extraction`, "
+        "`deployment` and `run_outcome` use the environment `driver`. The steps `validation` and "
+        "`preprocessing` each have an environment of the same name. The steps `training` and "
+        "`evaluation` use the environment `training`.",
         "",
         "| task | commands |",
         "|---|---|",
@@ -174,7 +176,7 @@ def settings_page() -> str:
         _table(
             "Monitor",
             InstallationSettings,
-            f"Each setting is a flag of `evergreen monitor run`, such as `--http-port`, and an "
+            "Each setting is a flag of `evergreen monitor run`, such as `--http-port`, and an "
             f"environment variable, such as `{ENVIRONMENT_PREFIX}HTTP_PORT`.",
         ),
         _table(
@@ -221,9 +223,9 @@ def metrics_page() -> str:
         "",
         GENERATED.format("the exporters"),
         "",
-        "A metric is absent, and never 0, while its number is undefined. "
-        f"Prometheus adds the labels {_SCRAPED}. [Observability](../operate/observability.md) "
-        "describes scraping, dashboards and Triton's metrics.",
+        "A metric is absent, and never 0, while its number is undefined. Prometheus adds the "
+        f"labels {_SCRAPED}. [Observability](../operate/observability.md) describes scraping, "
+        "dashboards and Triton's metrics.",
         "",
         "## Monitor",
         "",
@@ -254,8 +256,8 @@ def metrics_page() -> str:
         "",
         "## Client",
         "",
-        "`metrics_text` of `inference_client` formats these metrics. Each metric has the "
-        "label `recommender`.",
+        "`metrics_text` of `inference_client` formats these metrics. Each metric has the label "
+        "`recommender`.",
         "",
         "| metric | meaning |",
         "|---|---|",

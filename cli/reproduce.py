@@ -1,10 +1,10 @@
 """`evergreen audit reproduce` trains a stored model again, and compares each step.
 
 The steps run as commands. The inputs of the steps come from the model's manifests and from the
-notes of its run. The steps work on a view of the model registry, which is in the work folder. In
-this view, files are symbolic links, journals end at the start of the original run, and the
-recommender is the one of the model. Files of the lake that were written later are skipped. The
-command only reads the registry, and neither evaluates nor releases a model.
+notes of its run. The steps read a partial copy of the model registry in the work folder. In this
+copy, files are symbolic links, and journals end at the start of the original run. The copy has the
+recommender of the stored model. Files that were written to the lake after the original run are
+skipped. The command only reads the registry, and neither evaluates nor releases a model.
 
 On the same kind of processor, with the same number of threads, all bytes are equal. Names, times
 and folders of the run are not compared. TFDV's statistics are not compared either, because TFDV
@@ -96,7 +96,7 @@ class Reproduction:
         )
         is_screened = local_path(raw.train_uri).parent.name == "validation"
         found = differing(RawDataset.read(rows), raw, but=_OF_VALIDATION if is_screened else ())
-        yield "extraction", found + (self._written_since() if found else [])
+        yield "extraction", found + (self._files_after_run() if found else [])
 
         valid = self.folder / "valid.json"
         self._run("validation", champion=champion, raw_dataset=rows, valid_dataset=valid)
@@ -132,15 +132,16 @@ class Reproduction:
         ):
             if model_id and not (model_folder(self.store, model_id) / Model.WEIGHTS).is_dir():
                 raise ContractError(
-                    f"weights of {role} {model_id} are absent from {self.store}, expected weights "
-                    "that were not "
-                    "collected"
+                    f"weights of {role} {model_id} are absent from {self.store}, probably removed "
+                    "by garbage collection"
                 )
         if gone := sorted(
             {each["day"] for each in self.model.days} - lake_versions(self.lake).keys()
         ):
             expected = f"expected the training days of model {self.model.model_id}"
-            raise ContractError(f"lake {self.lake} holds no rows of {', '.join(gone)}, {expected}")
+            raise ContractError(
+                f"lake {self.lake} contains no rows of {', '.join(gone)}, {expected}"
+            )
 
     def _view_store(self) -> None:
         view, until, hidden = (
@@ -203,7 +204,7 @@ class Reproduction:
             raise kind(f"{step} ended with {code}: {reason}")
         return output
 
-    def _written_since(self) -> list[str]:
+    def _files_after_run(self) -> list[str]:
         """Return a line that names the skipped files, which were written after the model's run."""
         begun, days = (
             moment_of(self.until).timestamp(),
@@ -269,7 +270,7 @@ def differing_files(found: Path, expected: Path) -> list[str]:
 def differing_weights(found: Model, expected: Model, stored: Path) -> list[str]:
     """Return how many tensors differ, and by how much.
 
-    If the weights in the folder `stored` were collected, only their hashes are compared.
+    If garbage collection removed the weights from the folder `stored`, only hashes are compared.
     """
     lines = differences(found.sha256[Model.WEIGHTS], expected.sha256[Model.WEIGHTS], Model.WEIGHTS)
     if (

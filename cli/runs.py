@@ -73,7 +73,7 @@ def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the command's flags."""
     runs = CommandParser(
         prog="evergreen runs",
-        description="List runs: how each ended, its rows, model, AUC and verdict.",
+        description="List runs with their result, rows, model, AUC and verdict.",
     )
     add_store_flag(runs, default=DEMO_STORE)
     add_listing_flags(runs)
@@ -87,7 +87,8 @@ def build_parser() -> argparse.ArgumentParser:
     runs.add_argument(
         "--host",
         default="",
-        help="address of the KFP API, to list also failed runs that left nothing in the store",
+        help="address of the KFP API; also lists failed runs that wrote nothing to the model "
+        "registry",
     )
     runs.add_argument(
         "--namespace", default="", help="with --host: namespace of a multi-user installation"
@@ -140,7 +141,7 @@ def _start_of(store: Path, run: str) -> str:
 
 
 def read_run(store: Path, run: str) -> RunLine:
-    """Return one run of the registry.
+    """Read a run's notes and its outcome from the registry.
 
     Raises:
         ContractError: a file of the run is corrupt.
@@ -248,7 +249,10 @@ def print_lost_runs(store: Path, server: KubeflowServer, *, newest: int | None) 
     failed = server.failed_runs(experiment, among=newest or 100) if experiment else []
     for run in failed:
         if not left_anything(store, run.run_id):
-            show(f"{run.name} failed and left nothing in the store: {run.text}; see {run.link}")
+            show(
+                f"{run.name} failed and wrote nothing to the model registry: {run.text}; see "
+                f"{run.link}"
+            )
 
 
 def describe_run(store: Path, outcome: RunOutcome) -> str:
@@ -269,8 +273,8 @@ def what_next(store: Path, outcome: RunOutcome, *, command: Sequence[str]) -> st
     Args:
         store: Folder of the registry.
         outcome: Result of the run.
-        command: Words of the command that started the run. A flag is one word, or two as `-p
-            NAME=VALUE`.
+        command: Words of the command that started the run. The flag `-p NAME=VALUE` has two words,
+            other flags have one.
     """
     if outcome.state == "released":
         return None

@@ -4,8 +4,7 @@ A trial is one run of the complete pipeline with `release.rollout=none`. The gat
 model, and the registry stores it, but it is not released. On a laptop, Optuna chooses the values,
 and each trial is an `evergreen run` in the driver's environment. The study is an SQLite file, so
 that the same command resumes a stopped search. `--katib` writes the same search as a manifest for
-Katib. The trials are then `components.run_outcome.trial`. The settings are defined by the packages
-that use them.
+Katib. In Katib, each trial runs the program `components.run_outcome.trial`.
 """
 
 import argparse
@@ -67,9 +66,8 @@ class Dimension:
     def __post_init__(self) -> None:
         if bool(self.choices) == (self.low < self.high) or (self.log and self.low <= 0):
             raise ContractError(
-                f"choices are {list(self.choices)}, low is {self.low:g} and high {self.high:g}, "
-                "expected choices "
-                "alone, or low < high, both positive if log is true"
+                f"choices are {list(self.choices)}, low is {self.low:g}, high is {self.high:g}; "
+                "expected either choices, or low < high with a positive low if log is true"
             )
 
     @property
@@ -187,7 +185,7 @@ def read_space(path: Path, recommender: Recommender) -> dict[str, Dimension]:
 def _expect_continuable(
     space: Mapping[str, Dimension], recommender: Recommender, *, parent: Model | None
 ) -> None:
-    """Check that a trial with any value of the space can continue from the network of `parent`.
+    """Check that a trial with any listed value can continue training from the model `parent`.
 
     Raises:
         ContractError: a value changes the network.
@@ -249,9 +247,8 @@ def search(
     for name, value in {"parameters": given, "space": repr(space)}.items():
         if (known := study.user_attrs.get(name, value)) != value:
             raise ContractError(
-                f"{name} of the study in {file} is {known}, not {value}: expected the same, or "
-                "remove the file to "
-                "start again"
+                f"{name} is {value}, expected {known} as in the earlier search of {file}; remove "
+                "the file to start again"
             )
         study.set_user_attr(name, value)
     while (number := sum(trial.state.is_finished() for trial in study.trials)) < arguments.trials:
@@ -272,9 +269,8 @@ def search(
         rows = study.user_attrs.get("rows", facts.get("rows"))
         if facts.get("rows", rows) != rows:
             raise PermanentError(
-                f"trial {trial.number} was evaluated on other rows than the first one, because the "
-                "lake or the live "
-                f"model has changed: remove {file} to start again"
+                f"trial {trial.number} and the first trial were evaluated on different rows, "
+                f"because the lake or the live model has changed: remove {file} to start again"
             )
         study.set_user_attr("rows", rows)
         for name, value in {**facts, "words": words}.items():
@@ -348,7 +344,8 @@ def katib_experiment(
         word for each in space.values() for word in each.words if {'"', "\\"} & set(word)
     ]:
         raise ContractError(
-            f"choice {broken[0]} holds a quote or a backslash, which Katib does not escape in JSON"
+            f"choice {broken[0]} contains a quote or a backslash, which Katib does not escape in "
+            "JSON"
         )
     made: dict[str, Any] = yaml.safe_load(
         Path(__file__).with_name("katib_experiment.yaml").read_text()

@@ -1,4 +1,4 @@
-"""Controller of the served version between two pipeline runs.
+"""Controller that changes which version is served between two pipeline runs.
 
 The controller runs canaries, baking, healing, rollback and promotion.
 """

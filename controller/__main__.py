@@ -66,7 +66,7 @@ class ReleaseController:
     baking: Baking
     inspection: Inspection
     canary: CanarySettings | None = None
-    """Evidence and rules of canaries. None disables the evaluation of canaries."""
+    """Evidence and rules of canaries. If None, canaries are not evaluated."""
     status: Path | None = None
     """JSON file about the last round: findings by server, number of each finding, the baking
     version, the last step of a canary, replaced files, and errors. None = the status is not written
@@ -88,7 +88,7 @@ class ReleaseController:
         """
         problems: list[str] = []
         self._try(self.reconcile, problems)
-        findings = self._try(self.watchdog.look, problems) or {}
+        findings = self._try(self.watchdog.check, problems) or {}
         self.answer()
         baked = self._try(partial(self.baking.step, self.watchdog.reloads), problems)
         self.answer()
@@ -182,7 +182,7 @@ def control(
 
 
 @dataclass(kw_only=True)
-class Holder:
+class LockHolder:
     """Class that waits for the repository's lock, and holds the lock while a controller runs."""
 
     target: TargetSettings
@@ -195,7 +195,7 @@ class Holder:
 
         If the lock is lost, wait for it again.
         """
-        told = ""
+        reported = ""
         while not self.stop.is_set():
             problem: str | None = None
             try:
@@ -206,9 +206,9 @@ class Holder:
                         self._run_with(repository)
             except (ContractError, TemporaryError, PermanentError, OSError) as error:
                 problem = str(error)
-                if problem != told:
+                if problem != reported:
                     logger.error("waiting: %s", problem)
-            told = problem or ""
+            reported = problem or ""
             self.make(self.target).write_status({}, problem=problem)
             self.stop.wait(min(1.0, self.interval_seconds))
 
@@ -270,7 +270,9 @@ def main(argv: list[str] | None = None) -> int:
             status=arguments.status,
         )
 
-    Holder(target=target, make=make, interval_seconds=arguments.interval_seconds, stop=stop).run()
+    LockHolder(
+        target=target, make=make, interval_seconds=arguments.interval_seconds, stop=stop
+    ).run()
     return 0
 
 

@@ -48,9 +48,9 @@ from evergreen.serving.servers import probe
 logger = logging.getLogger(__name__)
 
 SHADOW_SHARE = 1.0
-"""Share of the requests that both arms score. These requests provide the pairs. If both arms score
-all requests, a canary is decided as early as possible. Clients drop shadow requests that would
-delay served requests (`inference_client.routing`)."""
+"""Share of the requests that both arms score, so that the two scores can be compared. If both arms
+score all requests, a canary is decided as early as possible. Clients drop shadow requests that
+would delay served requests (`inference_client.routing`)."""
 
 
 class StaleVerdict(Refused):
@@ -104,10 +104,11 @@ def satisfied(target: DeploymentTarget, state: RequestState) -> Satisfied | None
 
 
 def _wanted_then(state: RequestState) -> int | None:
-    """Return the version that counted as live for the requester. None if no change was in progress.
+    """Return which version was live or becoming live when the request was made.
 
-    During a rollback, this is the version that the rollback restores. During any other change, the
-    result is the version that was live at that time.
+    Returns None if no change was in progress. During a rollback, the result is the version that the
+    rollback restores. During any other change, the result is the version that was live at that
+    time.
     """
     intent = state.intent_then
     if intent is None:
@@ -133,7 +134,7 @@ def announce(target: DeploymentTarget, state: RequestState) -> None:
     """Write the intent of the change that a request asks for.
 
     Raises:
-        Refused: the change may not be made now. `check_may_replace` lists the reasons.
+        Refused: the change may not be made now, for example for a reason in `check_may_replace`.
         ContractError: the request or a file is invalid.
         TemporaryError: a server does not answer, or a previous canary is still draining.
     """
@@ -157,7 +158,8 @@ def _announce_release(target: DeploymentTarget, state: RequestState) -> None:
     _check_prepared(target, request, prepared)
     if not verdict.accepted and not request.is_override:
         raise ContractError(
-            f"verdict on model {request.model_id} is {verdict.decision!r}, expected an accepted one"
+            f"verdict on model {request.model_id} is {verdict.decision!r}, expected an accepted "
+            "verdict"
         )
     options = _options(request)
     check_may_replace(target, verdict, options, is_override=request.is_override)
@@ -181,17 +183,18 @@ def _announce_canary(target: DeploymentTarget, state: RequestState) -> None:
     _check_prepared(target, request, prepared)
     if verdict.decision == FAIL:
         raise ContractError(
-            f"verdict on model {request.model_id} is {FAIL!r}, expected a pass or an inconclusive "
-            "one for a canary"
+            f"verdict on model {request.model_id} is {FAIL!r}, expected a passed or inconclusive "
+            "verdict for a canary"
         )
     if (live := target.live) is None:
         raise ContractError(
-            f"model registry {target.store} has no live version, expected one beside a canary"
+            f"model registry {target.store} has no live version, expected a live version before a "
+            "canary starts"
         )
     if (at_work := canary_at_work(target.store)) is not None:
         raise Refused(
-            f"version {at_work.version} is a canary, expected its release or end before another "
-            "starts"
+            f"version {at_work.version} is a canary; release or abort this canary before you start "
+            "another canary"
         )
     options = _options(request)
     check_may_replace(target, verdict, options)
@@ -228,7 +231,7 @@ def _announce_promotion(target: DeploymentTarget, state: RequestState) -> None:
     request, at_work = state.request, canary_at_work(target.store)
     check_plan(target, request)
     if at_work is None:
-        raise Refused("there is no canary, expected one to release")
+        raise Refused("there is no canary, expected a canary to release")
     released = read_release(target.store, at_work.version)
     line = _entry(
         target,
@@ -246,7 +249,7 @@ def _announce_rollback(target: DeploymentTarget, state: RequestState) -> None:
     request, live = state.request, target.live
     if live is None:
         raise ContractError(
-            f"model registry {target.store} has no release, expected one to roll back"
+            f"model registry {target.store} has no release, expected a release to roll back"
         )
     if request.replaces is not None and (
         live.version != request.replaces or live.action == promotion_journal.ROLLBACK
@@ -299,7 +302,7 @@ def check_plan(target: DeploymentTarget, request: ServingRequest) -> None:
 
 
 def _replaced_by(store: Path, live: Promotion) -> int:
-    """Return the version that was live before the live version's first release.
+    """Return the version that the live version replaced at its first release.
 
     Each further rollback therefore returns to an older version.
     """
@@ -308,7 +311,8 @@ def _replaced_by(store: Path, live: Promotion) -> int:
     version = next(line.previous_version for line in lines if line.version == live.version)
     if version is None:
         raise ContractError(
-            f"version {live.version} is the first release, expected one with a previous version"
+            f"version {live.version} is the first release, expected a release with a previous "
+            "version"
         )
     return version
 
@@ -334,8 +338,8 @@ def _check_prepared(
     if model.recommender.name != name:
         raise ContractError(
             f"model {model.model_id} is of recommender {model.recommender.name!r}, expected "
-            f"{name!r}, which the store {target.store} serves: another recommender needs another "
-            "store"
+            f"{name!r}, the only recommender of the model registry {target.store}: use a separate "
+            "registry for each recommender"
         )
 
 
@@ -358,14 +362,14 @@ def check_may_replace(
 
     Raises:
         ContractError: the live version uses another backend.
-        Refused: the candidate did not pass while a canary is running, or the candidate was rolled
-            back earlier.
+        Refused: the candidate was rolled back earlier, or a canary is running and the candidate has
+            no passed verdict.
         StaleVerdict: the live model is not the champion of the verdict.
     """
     if (verdict.decision != PASS or is_override) and (canary := canary_at_work(target.store)):
         raise Refused(
             f"version {canary.version} is a running canary, expected a candidate that passes the "
-            "gate, or the canary released or ended first"
+            "gate; otherwise release or abort the canary first"
         )
     blocked = promotion_journal.blocked_models(target.store)
     if not is_override and (line := blocked.get(verdict.candidate_model_id)) is not None:
@@ -386,9 +390,9 @@ def check_may_replace(
         kind = target.repository.published.record(live.version).options.server
         if kind != options.server:
             raise ContractError(
-                f"server is {options.server!r}, expected {kind!r} as the live version "
-                f"{live.version} in {target.repository.uri}: one model serves all its versions "
-                "alike"
+                f"server is {options.server!r}, expected {kind!r}, the server of the live version "
+                f"{live.version} in {target.repository.uri}: all versions of a model have the same "
+                "server"
             )
 
 
@@ -442,7 +446,7 @@ def _number(
         parent_model_id=model.parent_model_id,
     )
     release.write(release_path(target.store, version))
-    target.checkpoint("kept")
+    target.checkpoint("stored")
     return release
 
 
@@ -478,19 +482,19 @@ def tidy(target: DeploymentTarget, line: Promotion) -> None:
     """
     settings = target.settings
     try:
-        kept = {
+        retained = {
             line.version,
             line.previous_version or line.version,
             *target.repository.canary.whole(),
         }
-        removed = target.repository.prune(kept, num_kept=settings.num_kept)
+        removed = target.repository.prune(retained, num_kept=settings.num_kept)
         target.checkpoint("pruned")
         logger.info("removed versions %s", removed)
-        place = ServingTarget(
+        serving_target = ServingTarget(
             repository_uri=target.repository.uri,
             triton_urls=list(settings.triton_urls),
             server=target.repository.options_for(line.version).server,
         )
-        write_serving_target(target.store, place)
+        write_serving_target(target.store, serving_target)
     except (ContractError, TemporaryError, PermanentError, OSError) as error:
         logger.warning("version %d is live, but tidying failed: %s", line.version, error)

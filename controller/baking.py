@@ -2,13 +2,13 @@
 
 After its release, each version must stay within the limits of its recommender (`contracts.baking`).
 The module `baking` evaluates the servers' counters. Failures are tested sequentially, so the test
-stays valid however often it is repeated. Two ratios compare the time in the model with the previous
-version's time: the ratio of the means, and the ratio of the p99. The number of reloads by the
-watchdog has a limit too. If all servers have histograms, their buckets are summed and give the p99
-of all requests. Without histograms, there is one p99 per server. The p99 of all servers together
-cannot be computed from the p99 of each server. The p99 of all servers is between the lowest and the
-highest p99 of a single server. The version's lowest p99 is therefore compared with the highest p99
-of the previous version. Each p99 is a median over time.
+stays valid however often it is repeated. Two ratios compare the inference time with the previous
+version's inference time: the ratio of the means, and the ratio of the p99. The number of reloads by
+the watchdog has a limit too. If all servers have histograms, their buckets are summed and give the
+p99 of all requests. Without histograms, there is one p99 per server. The p99 of all servers
+together cannot be computed from the p99 of each server. The p99 of all servers is between the
+lowest and the highest p99 of a single server. The version's lowest p99 is therefore compared with
+the highest p99 of the previous version. Each p99 is a median over time.
 
 The monitor evaluates the live traffic, and this module reads its findings from the registry. A
 breach rolls back to the previous version and blocks the model. A blocked model is released again
@@ -70,7 +70,7 @@ logger = logging.getLogger(__name__)
 COUNTERS_FILE = "counters.json"
 """Name of the counters' file in the folder of the findings. The file contains the servers' counters
 for the last versions, and the last reading of each server."""
-KEPT_VERSIONS = 4
+MAX_VERSIONS = 4
 QUANTILE_SECONDS = 60.0
 """Time window of Triton's quantiles in seconds. The first window of a new version includes slow
 warm-ups."""
@@ -198,8 +198,8 @@ class Baking:
         p99: list[float | None] = []
         buckets: dict[str, float] | None = {}
         path = findings_path(self.target.store, 0).with_name(COUNTERS_FILE)
-        kept = _read_counters(path)
-        counts = dict(kept.counts)
+        stored = _read_counters(path)
+        counts = dict(stored.counts)
         before = counts.pop(version, VersionCounts())
         seen: dict[str, dict[str, float]] = {}
         growth = dict.fromkeys(COUNTERS, 0.0)
@@ -212,7 +212,7 @@ class Baking:
                 p99.append(read_p99(text, arm, source=address))
                 found = read_buckets(text, arm, source=address)
                 seen[key] |= {f"{_LE}{bound}": count for bound, count in (found or {}).items()}
-                last = kept.seen.get(key)
+                last = stored.seen.get(key)
                 # The counters of a new or restarted server begin with slow warm-ups.
                 if last is not None and all(seen[key][name] >= last[name] for name in COUNTERS):
                     growth = {
@@ -230,13 +230,13 @@ class Baking:
         counts[version] = self._with_p99(
             before.plus(growth, reloads=new_reloads), p99, live, buckets=buckets
         )
-        counts = dict(list(counts.items())[-KEPT_VERSIONS:])
-        # If a server did not answer, its last reading is kept.
+        counts = dict(list(counts.items())[-MAX_VERSIONS:])
+        # The last reading of a server that did not answer stays.
         seen = {
-            **{key: last for key, last in kept.seen.items() if key.endswith(f" {version}")},
+            **{key: last for key, last in stored.seen.items() if key.endswith(f" {version}")},
             **seen,
         }
-        if (known := _Counters(counts=counts, seen=seen)) != kept:
+        if (known := _Counters(counts=counts, seen=seen)) != stored:
             path.parent.mkdir(parents=True, exist_ok=True)
             write_whole(path, json.dumps(asdict(known)) + "\n")
         self._reloads_seen[version] += new_reloads
@@ -255,7 +255,7 @@ class Baking:
         `buckets` is the growth of each bucket, summed over the servers. The value is None if a
         server has no buckets.
         """
-        told, seconds = (
+        values, seconds = (
             [each for each in p99 if each is not None],
             seconds_since(live, self.target.clock()),
         )
@@ -266,12 +266,12 @@ class Baking:
         counts = replace(counts, open_buckets=open_buckets)
         readings = [*counts.p99[-1:], *counts.summed_p99[-1:]]
         last = max((reading[0] for reading in readings), default=0.0)
-        # The last reading can be in the future if the clock was set back or the version went live
-        # again.
+        # If the clock was set back, or if the version was released again, the last reading can be
+        # in the future.
         if seconds < QUANTILE_SECONDS or 0 <= seconds - last < P99_SECONDS:
             return counts
-        if told:
-            bounds = [*counts.p99, [seconds, min(told), max(told)]]
+        if values:
+            bounds = [*counts.p99, [seconds, min(values), max(values)]]
             counts = replace(counts, p99=bounds[-P99_READINGS:])
         if (summed := bucket_quantile(open_buckets, 0.99)) is not None:
             readings = [*counts.summed_p99, [seconds, 1000 * summed]]
@@ -280,7 +280,7 @@ class Baking:
 
 
 _LE = "le "
-"""Prefix of a bucket's upper bound among the counters of a server."""
+"""Prefix of the counters of histogram buckets. The upper bound of the bucket follows."""
 
 
 def _bucket_growth(last: Mapping[str, float], now: Mapping[str, float]) -> dict[str, float]:
@@ -330,8 +330,8 @@ class VersionCounts(ArmCounts):
     def p99_ms(self, bound: int) -> float | None:
         """Return the median of the readings' lowest (or highest) p99, in milliseconds.
 
-        `bound` selects the lowest (1) or the highest (2) p99 of each reading. Returns None if there
-        are too few readings.
+        A `bound` of 1 selects the lowest p99 of each reading, and a `bound` of 2 the highest.
+        Returns None if there are too few readings.
         """
         return (
             median(each[bound] for each in self.p99) / 1000
@@ -344,13 +344,13 @@ def contradiction(found: Findings | None, version: VersionCounts) -> str | None:
     """Return how the servers' counters contradict the monitor's findings, or None if they agree.
 
     The event log contains the requests without a usable score, but anyone with access to the log
-    can publish forged requests. The servers' own counters cannot be forged through the log. These
-    counters must therefore show at least as many requests of the version as the findings.
+    can publish forged requests. The servers' own counters cannot be forged through the log. The
+    findings contradict the counters if the findings name more requests than the servers counted.
 
     >>> numbers = {UNUSABLE_REQUESTS: 50.0}
     >>> forged = Findings(version=2, state=BAD, reason="NaN", found_at="", numbers=numbers)
     >>> contradiction(forged, VersionCounts(success=7))
-    'the log holds 50 requests without a usable score, and the servers counted 7 requests: NaN'
+    'the log contains 50 requests without a usable score, and the servers counted 7 requests: NaN'
     >>> contradiction(forged, VersionCounts(success=700)) is None
     True
     """
@@ -358,7 +358,7 @@ def contradiction(found: Findings | None, version: VersionCounts) -> str | None:
     if found is None or claimed is None or version.requests >= claimed:
         return None
     return (
-        f"the log holds {claimed:.0f} requests without a usable score, and the servers counted "
+        f"the log contains {claimed:.0f} requests without a usable score, and the servers counted "
         f"{version.requests:.0f} requests: {found.reason}"
     )
 
@@ -369,7 +369,7 @@ def check_counts(
     """Check the version's counters against the limits and the previous version's counters.
 
     If the previous version has too few requests, the failure rate is compared with the margin
-    alone. The check of a time in the model is inconclusive if either version has too few requests.
+    alone. A check of the inference time is inconclusive if either version has too few requests.
 
     >>> slow = VersionCounts(success=2000, infer_us=9e6)
     >>> checks = check_counts(slow, VersionCounts(success=2000, infer_us=3e6), RolloutSettings())
@@ -408,7 +408,7 @@ def check_counts(
             "latency ratio",
             (mean, mean_before),
             limits.max_latency_ratio,
-            what="mean time in the model",
+            what="mean inference time",
         ),
         _check_ratio(
             "p99 ratio",
@@ -426,7 +426,7 @@ def _comparable_p99(
     summed, summed_before = version.summed_p99_ms, other.summed_p99_ms
     if summed is not None and summed_before is not None:
         return "p99 of the time to the response", summed, summed_before
-    return "p99 of the time in the model", version.p99_ms(1), other.p99_ms(2)
+    return "p99 of the inference time", version.p99_ms(1), other.p99_ms(2)
 
 
 def _check_ratio(

@@ -105,8 +105,8 @@ class TargetSettings:
     stages: CanaryStages = field(default_factory=CanaryStages)
     """How a canary grows."""
     held: ModelRepository | None = None
-    """Model repository whose lock this process holds, or None. `open_repository` then returns this
-    repository."""
+    """Model repository whose lock this process holds, or None. If it is set, `open_repository`
+    returns it."""
     trace: Callable[[ProtocolRule, Desired, Observed], None] = lambda *_: None
     """Function that is called before each move. Its arguments are the rule, and the state that
     selected the rule."""
@@ -132,8 +132,8 @@ class TargetSettings:
         name = self.recommender or served_name(self.store)
         if name is None:
             raise ContractError(
-                f"model registry {self.store} has no release and no recommender, "
-                "expected one of them"
+                f"model registry {self.store} has no release and no recommender, expected one of "
+                "them"
             )
         holder = f"{self.who}, process {os.getpid()} on {socket.gethostname()}"
         # Triton runs as another user, so the files must be readable for everyone.
@@ -150,8 +150,9 @@ class TargetSettings:
         name, known = model.recommender.name, served_name(self.store)
         if promotion_journal.read_entries(self.store) and known != name:
             raise ContractError(
-                f"model {model.model_id} is of recommender {name!r}, expected {known!r}, which the "
-                f"store {self.store} serves: another recommender needs another store"
+                f"model {model.model_id} is of recommender {name!r}, expected {known!r}, the only "
+                f"recommender of the model registry {self.store}: use a separate registry for each "
+                "recommender"
             )
         return replace(self, recommender=name)
 
@@ -181,7 +182,7 @@ class Attempt:
     """Version whose files were stored in the registry for this attempt."""
     is_rehearsed: bool = False
     is_published: bool = False
-    """Whether a new configuration was written. If so, servers may already have answered with this
+    """Whether a new configuration was written. Servers may already have answered with this
     configuration."""
     is_shown: bool = False
     """Whether clients may have read a plan with the canary."""
@@ -201,8 +202,8 @@ class DeploymentTarget:
     stack: ExitStack
     attempt: Attempt = field(default_factory=Attempt)
     known: Server | None = None
-    """Models that every server has loaded, as far as this process knows. None = the models that the
-    journal names."""
+    """Models that every server has loaded, according to the last answers to this process. None =
+    the models that the journal names."""
     errors: dict[str, BaseException] = field(default_factory=dict)
     """Error of each request that failed in this process, by the id of the request."""
     baked: tuple[Promotion, str] | None = None
@@ -446,8 +447,8 @@ def target_of(arguments: argparse.Namespace) -> TargetSettings:
     """
     log_as_text()
     store = typed_folder(arguments.store, "--store")
-    place = read_serving_target(store)
-    if place is None and (arguments.repository is None or arguments.triton_urls is None):
+    serving_target = read_serving_target(store)
+    if serving_target is None and (arguments.repository is None or arguments.triton_urls is None):
         raise ContractError(
             f"{store / 'serving.json'} is absent (no release yet), expected --repository and "
             "--triton-urls (empty = no server runs)"
@@ -455,7 +456,7 @@ def target_of(arguments: argparse.Namespace) -> TargetSettings:
     urls = arguments.triton_urls
     access = read_access(arguments)
     connect = partial(Triton, access=access)
-    for url in place.triton_urls if place and urls == "" else ():
+    for url in serving_target.triton_urls if serving_target and urls == "" else ():
         with suppress(TemporaryError, PermanentError), closing(connect(url)) as server:
             server.check_live()
             logger.warning(
@@ -463,10 +464,11 @@ def target_of(arguments: argparse.Namespace) -> TargetSettings:
             )
     return TargetSettings(
         store=store,
-        repository=arguments.repository or (place.repository_uri if place else ""),
+        repository=arguments.repository
+        or (serving_target.repository_uri if serving_target else ""),
         triton_urls=parse_urls(urls)
         if urls is not None
-        else tuple(place.triton_urls if place else ()),
+        else tuple(serving_target.triton_urls if serving_target else ()),
         who=arguments.who or whoami(),
         connect=connect,
     )

@@ -1,10 +1,10 @@
 """Verify the stored files of all known versions by hash, at the start and once a day.
 
 The inspection is part of the release controller (`controller`). A disk can return wrong bytes
-without an error. Golden rows detect few of these errors. If no golden row uses an embedding row, a
-flipped bit in that row changes no golden score. A corrupt file in Triton's repository is replaced
-by the model registry's copy. A corrupt file in the registry is replaced by the repository's copy.
-Servers then reload the graph.
+without an error. The probes with golden rows detect few of these errors: a flipped bit in an
+embedding changes no golden score if no golden row uses this embedding. A corrupt file in Triton's
+repository is replaced by the model registry's copy. A corrupt file in the registry is replaced by
+the repository's copy. Servers then reload the graph.
 
 Hashing takes minutes, so a separate thread compares the hashes. The thread only reads, and the
 controller carries out requests at the same time. The controller itself replaces the files, one
@@ -63,7 +63,7 @@ class Inspection:
 
     target: TargetSettings
     start: Callable[[Callable[[], None]], None] = in_thread
-    """Function that runs the comparison of all hashes beside the controller."""
+    """Function that runs the comparison of all hashes in parallel to the controller."""
     healed: list[str] = field(default_factory=list)
     """Paths of the files that were replaced since the start."""
     _due: float | None = None
@@ -71,7 +71,7 @@ class Inspection:
     _search: _Search | None = None
 
     def step(self) -> None:
-        """Start to compare all hashes if that is due, and replace the corrupt files found before.
+        """Start a comparison of all hashes if one is due, and replace corrupt files that it found.
 
         One call replaces the files of at most one version.
 

@@ -58,7 +58,7 @@ from evergreen.registry.models import graph_folder, read_release, release_path
 from evergreen.registry.promotion_journal import Promotion, canary_at_work
 from evergreen.registry.requests import last_abort
 from evergreen.runtime.errors import ContractError, PermanentError, TemporaryError
-from evergreen.serving.intact import check_kept, golden_rows, heal
+from evergreen.serving.intact import check_stored_copy, golden_rows, heal
 from evergreen.serving.parity import GoldenRows
 from evergreen.serving.repository.model_repository import GOLDEN_FILE
 from evergreen.serving.repository.triton_config import ServingOptions
@@ -119,7 +119,7 @@ def _stage(target: DeploymentTarget) -> None:
         raise ContractError(
             f"version {version} is no longer in the repository, and {folder} contains no copy of it"
         )
-    check_kept(target.store, read_release(target.store, version))
+    check_stored_copy(target.store, read_release(target.store, version))
     target.repository.stage(version, folder, options, proceed=target.proceed)
     target.checkpoint("staged")
 
@@ -236,7 +236,8 @@ def _restore_config(target: DeploymentTarget) -> None:
 def _restore_servers(target: DeploymentTarget) -> None:
     """Make every server serve the version that was configured before the intent.
 
-    A server that cannot be restored is left to the watchdog, because the configuration is restored.
+    The configuration is restored already. If a server cannot be restored here, the watchdog
+    restores it later.
     """
     _check_lock(target)
     intent, known = _intent(target), target.known or Server(serves=UNKNOWN, candidate=UNKNOWN)

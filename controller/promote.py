@@ -24,12 +24,14 @@ from evergreen.serving.repository.triton_config import ServingOptions, read_opti
 
 def as_served_now(settings: TargetSettings) -> ReleaseSettings:
     """Return release settings with the serving options of the live version."""
-    place = read_serving_target(settings.store)
+    serving_target = read_serving_target(settings.store)
     config = settings.open_repository().read_config()
     if config is not None:
         options = read_options(config)
     else:
-        options = ServingOptions(server=place.server) if place else ServingOptions()
+        options = (
+            ServingOptions(server=serving_target.server) if serving_target else ServingOptions()
+        )
     return ReleaseSettings(
         **{each.name: getattr(settings, each.name) for each in fields(TargetSettings)},
         options=options,

@@ -14,7 +14,7 @@ Each move is one durable write, or one idempotent action on the servers:
   `CONFIGURE` and `RESTORE_CONFIG`.
 - Writes of the traffic plan: `SHOW_CANARY`, `GROW` and `RESET_PLAN`.
 - Actions on every server, one server after another: `REHEARSE`, `SERVE`, `RESTORE_SERVERS`,
-  `LOAD_CANARY`, `UNLOAD_CANARY` (and then its files) and `HEAL`.
+  `LOAD_CANARY`, `UNLOAD_CANARY` and `HEAL`. `UNLOAD_CANARY` also removes the canary's files.
 
 A move that fails sets `Observed.attempt` to `FAILED`. The attempt is in the memory of the
 controller that announced the intent. After a restart, the attempt is `NONE`, and the intent is
@@ -25,9 +25,9 @@ version number.
 Requests are handled in the order of their entries, except that `ABORT` comes first and `ROLLBACK`
 second. A later rollback supersedes every request that is not recorded yet, and a later abort
 supersedes requests about canaries. A superseded attempt counts as failed. A rollback is the
-exception: a superseded rollback is finished. A retry of a step has the position of the step's first
-request in this order. A final answer to the first request is also the answer to the retry
-(`evergreen.registry.requests`).
+exception: a superseded rollback is finished. If a step sends its request again, the retry keeps the
+position of the step's first request. A final answer to the first request is also the answer to the
+retry (`evergreen.registry.requests`).
 
 An abort waits only for the move in progress. The abort is carried out between two moves of another
 change, and this change then continues. If the abort fails, only the abort is refused.
@@ -37,12 +37,13 @@ the entries then decides which of the two is valid. A request is accepted only i
 the request precedes the acceptance. The request is withdrawn only if no acceptance precedes the
 withdrawal.
 
-Each controller gets a lease with a higher number than all leases before. Before each write of the
-repository, the controller compares its number with the newest number there. If a newer number
-exists, the write is refused. An append to the journal cannot be conditional. Readers of the journal
-therefore ignore an entry if an earlier entry has a newer lease. Suppose that a controller finds an
-intent of another controller. This controller announces the intent again under its own lease, and
-then undoes the change. After that, the other controller can no longer record the change.
+Each controller gets a lease with a higher number than all leases before. The repository contains
+the highest lease number. Before each write, the controller compares this number with the number of
+its own lease. If the repository's number is higher, the write is refused. An append to the journal
+cannot be conditional. Readers of the journal therefore ignore an entry if an earlier entry has a
+newer lease. If a controller finds an intent with an older lease, it announces the intent again
+under its own lease, and then undoes the change. The controller with the older lease can then no
+longer record the change.
 """
 
 from collections.abc import Callable, Iterable
@@ -77,8 +78,8 @@ class OpenRequest:
     is_expired: bool = False
     """Whether the request's deadline has passed."""
     is_recorded: bool = False
-    """Whether the requested change is made. A change is made once the journal contains it. An
-    `ABORT` is made once the plan has no canary."""
+    """Whether the requested change is complete. A change is complete once the journal contains it.
+    An `ABORT` is complete once the plan has no canary."""
     is_superseded: bool = False
     """Whether a later rollback or abort supersedes the request."""
     has_failed: bool = False
@@ -101,7 +102,7 @@ class Intent:
     configuration."""
     is_canary: bool = False
     was_known: bool = False
-    """Whether the version was live or a canary before. If so, the version's files are not
+    """Whether the version was live or a canary before. The files of such a version are not
     removed."""
     lease: int | None = None
     """Lease number of the controller that announced the intent last. None in journal entries of
@@ -155,7 +156,8 @@ class Observed:
     attempt: str = NONE
     """State of this controller's current attempt.
 
-    An attempt carries out an intent, or a request that has no intent. An `ABORT` is not an attempt.
+    An attempt carries out an intent, or a request that has no intent. The work on an `ABORT` does
+    not count as an attempt.
     """
     is_blocked: bool = False
     """Whether a move that undoes the intent failed in this attempt."""
@@ -171,10 +173,10 @@ class Observed:
     """Version whose files are under the canary's name."""
     plan: ShownPlan | None = None
     is_drained: bool = True
-    """Whether all clients have read the traffic plan. This is assumed if the plan is old enough or
-    does not exist."""
+    """Whether all clients have read the traffic plan. True if the plan is old enough or does not
+    exist."""
     is_plan_ahead: bool = False
-    """Whether the plan's time is in the future. This happens if the clock was set back."""
+    """Whether the plan's time is in the future, for example because the clock was set back."""
     servers: tuple[Server, ...] = field(default_factory=tuple)
 
 
@@ -226,7 +228,7 @@ class ProtocolRule:
     condition: str
     """The condition as text, for the documentation."""
     holds: Condition
-    """The condition as a function. The condition also requires `state`."""
+    """Function that evaluates the condition, including `state`."""
     move: str
     """One of `MOVES`."""
     then: tuple[str, ...]
@@ -250,7 +252,7 @@ def _before(desired: Desired) -> int | None:
 
 
 def _is_new(desired: Desired, observed: Observed) -> bool:
-    """Return whether the version's files are not under the served name yet."""
+    """Return whether the intent's version still has to be published under the served name."""
     return _forward(desired, observed) and _version(desired) not in observed.versions
 
 
@@ -337,7 +339,7 @@ def _load_canary(observed: Observed, version: int | None) -> bool:
 
 
 _IN_PROGRESS = ("announced", "published", "configured", "undoing", "undone", "draining", "settled")
-"""States that can follow the end of an abort that interrupted another change."""
+"""States of a change that continues after an abort interrupted it."""
 
 TABLE: tuple[ProtocolRule, ...] = (
     ProtocolRule(
@@ -428,7 +430,7 @@ TABLE: tuple[ProtocolRule, ...] = (
     ),
     ProtocolRule(
         state="published canary",
-        condition="the canary's files are not those of the version",
+        condition="the canary's files belong to another version",
         holds=lambda d, o: _becomes_canary(d, o) and o.placed != _version(d),
         move=PLACE_CANARY,
         then=("placed canary",),
@@ -477,7 +479,7 @@ TABLE: tuple[ProtocolRule, ...] = (
     ),
     ProtocolRule(
         state="undoing",
-        condition="the plan names the canary that was to start",
+        condition="the plan names the canary of the intent",
         holds=lambda d, o: (
             _undo(d, o)
             and d.intent is not None
@@ -489,14 +491,14 @@ TABLE: tuple[ProtocolRule, ...] = (
     ),
     ProtocolRule(
         state="undoing",
-        condition="the configuration is not that from before the intent",
+        condition="the configuration differs from the configuration before the intent",
         holds=lambda d, o: _undo(d, o) and o.config != _before(d),
         move=RESTORE_CONFIG,
         then=("undoing", "undone"),
     ),
     ProtocolRule(
         state="undoing",
-        condition="a server does not answer from the version before, or still has the candidate",
+        condition="a server does not answer from the previous version, or still has the candidate",
         holds=lambda d, o: (
             _undo(d, o)
             and not (
@@ -545,7 +547,7 @@ TABLE: tuple[ProtocolRule, ...] = (
     ),
     ProtocolRule(
         state="recorded",
-        condition="the journal contains what the request asked for",
+        condition="the journal contains the requested change",
         holds=lambda d, o: (
             _settled(d) and _accepted(d) and d.request is not None and d.request.is_recorded
         ),
@@ -555,14 +557,14 @@ TABLE: tuple[ProtocolRule, ...] = (
     # Without an intent, plan and configuration follow the journal.
     ProtocolRule(
         state="plan wrong",
-        condition="the plan names a version that the journal does not name there",
+        condition="the plan and the journal name different versions",
         holds=lambda d, o: _settled(d) and _is_plan_wrong(d, o),
         move=RESET_PLAN,
         then=("draining", "settled"),
     ),
     ProtocolRule(
         state="share unrecorded",
-        condition="the plan has another share for the canary than the journal",
+        condition="the plan and the journal have different shares for the canary",
         holds=lambda d, o: (
             _settled(d)
             and d.canary is not None
@@ -599,7 +601,7 @@ TABLE: tuple[ProtocolRule, ...] = (
     ),
     ProtocolRule(
         state="accepted",
-        condition="a canary is to start, and no client calls the canary before any more",
+        condition="a canary is requested, and no client calls the previous canary any more",
         holds=lambda d, o: (
             _settled(d)
             and _accepted(d)
@@ -677,7 +679,7 @@ TABLE: tuple[ProtocolRule, ...] = (
         then=("settled",),
     ),
     ProtocolRule(
-        state="well",
+        state="healthy",
         condition="the evidence allows the end of the baking",
         holds=lambda d, o: _settled(d) and d.is_baked,
         move=END_BAKING,
@@ -696,8 +698,8 @@ def next_rule(desired: Desired, observed: Observed) -> ProtocolRule | None:
 def next_move(desired: Desired, observed: Observed) -> str | None:
     """Return the next move, one of `MOVES`, or None if nothing is to be done.
 
-    >>> asked = OpenRequest(kind=ROLLBACK, is_accepted=True)
-    >>> next_move(Desired(live=2, request=asked), Observed(config=2, versions=frozenset({1, 2})))
+    >>> request = OpenRequest(kind=ROLLBACK, is_accepted=True)
+    >>> next_move(Desired(live=2, request=request), Observed(config=2, versions=frozenset({1, 2})))
     'announce intent'
     >>> intent = Intent(version=1, before=2, was_known=True)
     >>> after_a_crash = Observed(config=1, servers=(Server(serves=1),), versions=frozenset({1, 2}))

@@ -1,8 +1,8 @@
 """Observe a target, choose the next move from the protocol's table, make it, and begin again.
 
-This is the only loop that changes what is served between two probes of the servers. A running
-controller calls the loop in each round. If no controller is running, a command calls the loop in
-its own process (`carry_out`). If the journal ends with an intent that this process did not write, a
+All changes of the served version are made by this loop. A running controller calls the loop in each
+round, before it probes the servers. If no controller is running, a command calls the loop in its
+own process (`carry_out`). If the journal ends with an intent that this process did not write, a
 controller was killed. The loop then undoes the intent as it undoes a failed change: it restores the
 earlier configuration, restores the servers, and withdraws the intent. If the controller is killed
 during the undo, the next controller continues the undo.
@@ -79,7 +79,7 @@ logger = logging.getLogger(__name__)
 
 HANDLED = (ContractError, TemporaryError, PermanentError, Refused, OSError)
 """Errors of a move that become the answer to its request. Any other exception ends the process."""
-_SUPERSEDED = "a later request to go back supersedes it"
+_SUPERSEDED = "a later rollback or abort supersedes the request"
 _NAMES = ("Refused", "ContractError", "TemporaryError", "PermanentError")
 
 
@@ -125,7 +125,8 @@ def observe(target: DeploymentTarget) -> tuple[Desired, Observed, RequestState |
     )
     versions = set(repository.versions())
     if intent is not None and target.attempt.state != RUNNING:
-        # An interrupted copy of the intent's version must be removed too.
+        # If the copy of the intent's version was interrupted, its partial files must be removed
+        # too.
         versions |= {intent.version} & set(repository.taken_numbers())
     attempt = target.attempt
     is_own = state is not None and attempt.request == state.id
@@ -169,7 +170,7 @@ def _only(files: object, whole: list[int]) -> int | None:
 
 
 def _servers(target: DeploymentTarget, desired: Desired, placed: int | None) -> Server:
-    """Return what every server has loaded, as far as this process knows."""
+    """Return what every server has loaded, according to the last answers to this process."""
     if target.known is not None:
         return target.known
     if desired.intent is not None:
@@ -181,7 +182,7 @@ def _servers(target: DeploymentTarget, desired: Desired, placed: int | None) -> 
 
 def _intent(target: DeploymentTarget, intent: Promotion) -> Intent:
     entries = promotion_journal.read_entries(target.store)
-    marks = [
+    positions = [
         at
         for at, entry in enumerate(entries)
         if entry.action == promotion_journal.INTENT and entry.version == intent.version
@@ -193,7 +194,7 @@ def _intent(target: DeploymentTarget, intent: Promotion) -> Intent:
         is_canary=intent.share is not None,
         was_known=any(
             entry.version == intent.version and entry.action in served
-            for entry in entries[: marks[-1] if marks else 0]
+            for entry in entries[: positions[-1] if positions else 0]
         ),
         lease=intent.lease,
     )
@@ -386,7 +387,7 @@ def _refuse(target: DeploymentTarget, state: RequestState) -> None:
         error = Refused(_SUPERSEDED)
     else:
         error = TemporaryError(f"its deadline {state.request.deadline} passed before it was done")
-    if isinstance(error, UnreadableFile):  # the storage failed, and not an input
+    if isinstance(error, UnreadableFile):  # no input is wrong, the read itself failed
         error = TemporaryError(str(error))
     target.errors[state.id] = error
     if is_own and target.intent is None:
@@ -435,7 +436,7 @@ def _grow(target: DeploymentTarget, state: RequestState) -> None:
     request, plan = state.request, target.repository.read_plan()
     announcing.check_plan(target, request)
     if plan is None or plan.canary is None:
-        raise Refused("there is no canary, expected one that can grow")
+        raise Refused("there is no canary, expected a canary whose share can grow")
     share = _next_share(target, request)
     is_first = request.kind == CANARY
     baseline = {} if is_first else target.settings.stages.read_baseline(plan)
@@ -490,7 +491,7 @@ _REQUEST_BODIES: dict[str, Callable[[DeploymentTarget, RequestState], None]] = {
 
 @contextmanager
 def reconciled(settings: TargetSettings) -> Iterator[DeploymentTarget]:
-    """Open the target after all outstanding work of the target is done.
+    """Open the target, finish its outstanding requests, and yield the target.
 
     Raises:
         ContractError, TemporaryError, PermanentError: as in `opened` and `drive`.

@@ -1,4 +1,4 @@
-"""Prepare a version of a stored model, and the request of a person to serve this version.
+"""Prepare a version of a stored model, and create the request to serve this version.
 
 The export and the parity check need only the model registry.
 """

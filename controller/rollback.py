@@ -43,7 +43,7 @@ def rollback(
             That version's model is then blocked from automatic releases.
 
     Raises:
-        Refused: the version in `of` is no longer live.
+        Refused: the version of the journal entry `of` is no longer live.
         ContractError: the version does not exist, its graph is corrupt, or no copy of it is left.
         TemporaryError: a server does not answer, or nobody carried out the request. The live
             version is unchanged.

@@ -1,11 +1,11 @@
 """Verify offline that a version is unchanged since its release and gave its logged scores.
 
-The command `evergreen audit verify VERSION` first compares the hashes of data, workflow, weights
-and graph in the journal, the manifest and the files. Then the command exports the stored model
-again, and scores the golden rows. The export must give the same graph. Then the graph scores every
-logged row of the version again in this process. Each score is compared with the served score or
-shadow score in the log. The command only reads, and needs no server and no repository. Memory use
-is bounded by the graph and one batch of rows.
+The command `evergreen audit verify VERSION` compares the hashes of data, workflow, weights and
+graph in the journal, the manifest and the files. The command exports the stored model again, which
+must give the same graph. The graph scores the golden rows and every logged row of the version again
+in this process. Each score is compared with the served score or shadow score in the log. The
+command only reads, and needs no server and no repository. Memory use is bounded by the graph and
+one batch of rows.
 
 docs/reference/exit-codes.md lists the exit codes. Code 1 means that a difference was found.
 """
@@ -57,8 +57,8 @@ from evergreen.storage.objects import Objects
 from evergreen.storage.uris import is_bucket_uri, open_objects, typed_folder
 
 DEFAULT_TOLERANCE = 1e-6
-"""Largest accepted difference of one probability. Sums may be added in another order, because rows
-were served in other batches, possibly on a GPU."""
+"""Largest accepted difference of one probability. Serving may have added numbers in another order,
+because it used other batches and possibly a GPU."""
 BATCH_ROWS = 16_384
 _SCORES = ((MODEL_VERSION, SCORE), (SHADOW_VERSION, SHADOW_SCORE))
 """Pairs of columns with the version and the score of a row. The second pair has values only in rows
@@ -70,7 +70,7 @@ class HashCheck:
     """Result of one check of a version's identity."""
 
     name: str
-    held: bool
+    passed: bool
     detail: str
 
 
@@ -111,7 +111,7 @@ class Verification:
     @property
     def same(self) -> bool:
         """True if all checks passed and all scores are equal."""
-        return self.num_different == 0 and all(check.held for check in self.checks)
+        return self.num_different == 0 and all(check.passed for check in self.checks)
 
 
 def verify(
@@ -142,8 +142,8 @@ def verify(
     )  # a failed release has journal entries but no manifest
     if released is None:
         raise ContractError(
-            f"version {version} was never released in model registry {store}, expected one of its "
-            "journal"
+            f"version {version} was never released in model registry {store}, expected a version "
+            "of the registry's promotion journal"
         )
     files: set[str] = set()
     num_rows = num_different = 0
@@ -190,7 +190,7 @@ def _check_hashes(
     released: Release | Promotion, store: Path, scratch: Path
 ) -> tuple[list[HashCheck], Path | None]:
     """Check the hashes, and return a folder with the released graph, or None if none is intact."""
-    kept = graph_folder(store, released.version)
+    stored_graph = graph_folder(store, released.version)
     folder = model_folder(store, released.model_id).absolute()
 
     def hash_exported_again() -> str:
@@ -203,7 +203,7 @@ def _check_hashes(
         "data": lambda: Model.read(folder / Model.MANIFEST).raw_digest,
         "workflow": lambda: sha256_tree(folder / Model.WORKFLOW),
         "weights": lambda: sha256_tree(folder / Model.WEIGHTS),
-        "graph": lambda: graph_sha256(kept),
+        "graph": lambda: graph_sha256(stored_graph),
         "graph exported again": hash_exported_again,
     }
     checks = []
@@ -212,16 +212,18 @@ def _check_hashes(
         try:
             found = source()
         except (ContractError, OSError) as error:
-            checks.append(HashCheck(name=name, held=False, detail=str(error)))
+            checks.append(HashCheck(name=name, passed=False, detail=str(error)))
             continue
         detail = (
             f"sha256 {found}"
             if found == expected
             else f"sha256 is {found}, expected {expected} as released"
         )
-        checks.append(HashCheck(name=name, held=found == expected, detail=detail))
-    held = {check.name for check in checks if check.held}
-    graph = kept if "graph" in held else scratch if "graph exported again" in held else None
+        checks.append(HashCheck(name=name, passed=found == expected, detail=detail))
+    passed = {check.name for check in checks if check.passed}
+    graph = (
+        stored_graph if "graph" in passed else scratch if "graph exported again" in passed else None
+    )
     return checks, graph
 
 
@@ -238,10 +240,10 @@ def _check_journal(released: Release | Promotion, entries: list[Promotion]) -> H
                     f"{expected}"
                 )
     if faults:
-        return HashCheck(name="journal", held=False, detail=faults[0])
+        return HashCheck(name="journal", passed=False, detail=faults[0])
     return HashCheck(
         name="journal",
-        held=True,
+        passed=True,
         detail=", ".join(f"{entry.action} {entry.time}" for entry in entries),
     )
 
@@ -268,10 +270,10 @@ def _check_golden(
         if expected is not None and (sha256 := sha256_file(path)) != expected:
             raise ContractError(f"sha256 is {sha256}, expected {expected} as released")
     except ContractError as error:
-        return HashCheck(name="golden rows", held=False, detail=str(error)), features
+        return HashCheck(name="golden rows", passed=False, detail=str(error)), features
     found = HashCheck(
         name="golden rows",
-        held=True,
+        passed=True,
         detail=f"{len(golden)} rows, largest difference {largest:.3g}",
     )
     return found, features
@@ -321,7 +323,7 @@ def _logged_rows_of(
             continue
         if lacking := [name for name in needed if name not in names]:
             raise ContractError(
-                f"{archived.uri} lacks columns {lacking}, expected those of archived rows"
+                f"{archived.uri} lacks columns {lacking}, expected all columns of archived rows"
             )
         for batch in file.iter_batches(batch_size=BATCH_ROWS, row_groups=[number], columns=columns):
             for scored_by, score_column in pairs:
@@ -422,7 +424,7 @@ def main(argv: list[str] | None = None) -> int:
 def _as_text(found: Verification) -> str:
     words = {True: "same", False: "DIFFERS"}
     lines = [f"version {found.version}, model {found.model_id}"]
-    lines += [f"  {words[check.held]:<8} {check.name}: {check.detail}" for check in found.checks]
+    lines += [f"  {words[check.passed]:<8} {check.name}: {check.detail}" for check in found.checks]
     largest = "none" if found.max_abs_diff is None else f"{found.max_abs_diff:.3g}"
     lines.append(
         f"  {words[found.num_different == 0]:<8} scores: {found.num_rows:,} logged rows of "

@@ -6,11 +6,11 @@ replica that started unnoticed during a release may keep serving an old configur
 watchdog repairs it.
 
 The watchdog reloads models under the controller's lock and never waits for the lock. While a change
-is in progress, the change decides what is served. A reload is a move of the protocol
-(`controller.protocol`). The reload is implemented here and not in `controller.moves`, because it
-repairs only the server that was just probed, writes nothing, and returns a finding. A server that
-does not answer at all is not repaired here, because its supervisor restarts it. The watchdog probes
-such a server again in each round.
+is in progress, the change decides what is served. The release protocol (`controller.protocol`)
+decides whether a reload is allowed. The reload is implemented here and not in `controller.moves`,
+because it repairs only the server that was just probed, writes nothing, and returns a finding. A
+server that does not answer at all is not repaired here, because its supervisor restarts it. The
+watchdog probes such a server again in each round.
 """
 
 import logging
@@ -32,9 +32,9 @@ from evergreen.serving.servers import Triton, addresses_of, probe, wait_until_re
 
 logger = logging.getLogger(__name__)
 
-WELL = "well"
+HEALTHY = "healthy"
 """Finding: the expected version answered the golden rows correctly."""
-GONE = "gone"
+UNREACHABLE = "unreachable"
 """The server does not answer at all."""
 BUSY = "busy"
 """The server is live but cannot answer now: its queue is full, or it is switching versions."""
@@ -44,35 +44,34 @@ SKIPPED = "skipped"
 """The model answers wrongly, but a deployment is running."""
 HEALED = "healed"
 """Finding: the model answered wrongly, but answers correctly after a reload."""
-ILL = "ill"
+UNHEALTHY = "unhealthy"
 """The model still answers wrongly after a reload."""
 UNPROBED = "unprobed"
 """The model cannot be probed, because no copy of the version's golden rows is intact."""
-FINDINGS = (WELL, GONE, BUSY, SUSPECT, SKIPPED, HEALED, ILL, UNPROBED)
+FINDINGS = (HEALTHY, UNREACHABLE, BUSY, SUSPECT, SKIPPED, HEALED, UNHEALTHY, UNPROBED)
 
 _LEVELS = {
-    **dict.fromkeys((WELL, BUSY, SKIPPED), logging.INFO),
+    **dict.fromkeys((HEALTHY, BUSY, SKIPPED), logging.INFO),
     **dict.fromkeys((SUSPECT, HEALED), logging.WARNING),
-    **dict.fromkeys((GONE, ILL, UNPROBED), logging.ERROR),
+    **dict.fromkeys((UNREACHABLE, UNHEALTHY, UNPROBED), logging.ERROR),
 }
 _DEAD_STUB = "not healthy"
 """Text in the error message of every request to a model whose stub died. The watchdog reloads a
 model with this error at once."""
-_STRIKES = 2
+_FAILED_PROBES = 2
 """Consecutive failed probes before a model is reloaded. If a reload does not help, twice as many
 failed probes must follow before the next reload. A model that is unloaded in each round would serve
 no client."""
 
 _REQUESTS_PER_INSTANCE = 2
-"""Number of probe requests per instance if there are several instances. Triton uses the instances
-one after another. An instance that returns late to the queue misses its turn. On a busy machine
-with two instances, 2 of 300 requests went to the same instance as the previous request (Triton
-2.51)."""
+"""Number of probe requests per instance if there are several instances. Triton usually alternates
+between the instances. On a busy machine with two instances, 2 of 300 requests went to the same
+instance as the previous request (Triton 2.51)."""
 
 
 @dataclass(kw_only=True)
 class Watchdog:
-    """Watchdog of one target's servers. Call `look` once a round."""
+    """Watchdog of one target's servers. Call `check` once a round."""
 
     target: TargetSettings
     counts: Counter[str] = field(default_factory=Counter)
@@ -85,21 +84,20 @@ class Watchdog:
         self._golden = lru_cache(maxsize=4)(
             lambda version: golden_rows(self._repository, self.target.store, version)
         )
-        self._strikes: Counter[str] = Counter()
+        self._failed_probes: Counter[str] = Counter()
         self._last: dict[str, str] = {}
         self._rounds: Counter[str] = Counter()
         """Number of consecutive rounds with the last finding."""
 
     @cached_property
     def _repository(self) -> ModelRepository:
-        """Model repository.
+        """Return the model repository.
 
-        The repository is opened late, because before the first release the registry may not know
-        its recommender.
+        It is opened late, because the registry may have no recommender before the first release.
         """
         return self.target.open_repository()
 
-    def look(self) -> dict[str, str]:
+    def check(self) -> dict[str, str]:
         """Probe every model on every server, and return the findings by `host:port model`.
 
         The result is empty if no version is live.
@@ -109,19 +107,19 @@ class Watchdog:
         """
         findings = {}
         for url in self._addresses():
-            finding, why = WELL, ""
+            finding, why = HEALTHY, ""
             for name, version in self._expected_versions().items():
                 key = f"{url} {name}"
                 # A server that does not answer costs the full timeout, so it is probed only once.
-                if finding != GONE:
-                    finding, why = self._look_at(url, name, version)
+                if finding != UNREACHABLE:
+                    finding, why = self._check_model(url, name, version)
                 findings[key] = finding
                 self.counts[finding] += 1
                 self._rounds[key] = self._rounds[key] + 1 if finding == self._last.get(key) else 1
                 self._last[key] = finding
-                # A pod that ends in a rolling update first does not answer. In the next round, its
-                # address is no longer listed.
-                if self._rounds[key] == (_STRIKES if finding == GONE else 1):
+                # During a rolling update, a stopped pod fails this probe until its address
+                # disappears from the list.
+                if self._rounds[key] == (_FAILED_PROBES if finding == UNREACHABLE else 1):
                     logger.log(
                         _LEVELS[finding], "triton %s, version %d: %s%s", key, version, finding, why
                     )
@@ -148,13 +146,13 @@ class Watchdog:
         lines = {names.model: live, names.canary: canary}
         return {name: entry.version for name, entry in lines.items() if entry is not None}
 
-    def _look_at(self, url: str, name: str, version: int) -> tuple[str, str]:
+    def _check_model(self, url: str, name: str, version: int) -> tuple[str, str]:
         try:
             with closing(self.target.connect(url)) as server:
                 server.check_live()
                 return self._evaluate(server, name, version)
         except (TemporaryError, PermanentError) as error:
-            return GONE, f": {error}"
+            return UNREACHABLE, f": {error}"
         except ContractError as error:  # the other models and servers are still probed
             return UNPROBED, f": {error}"
 
@@ -162,28 +160,28 @@ class Watchdog:
         key = f"{server.url} {name}"
         try:
             self._check_answers(server, name, version)
-            del self._strikes[key]
-            return WELL, ""
+            del self._failed_probes[key]
+            return HEALTHY, ""
         except (TemporaryError, PermanentError) as error:
             why = str(error)
             if any(sign in why for sign in QUEUE_REFUSALS):
                 # A reload would make an overloaded server worse.
                 return BUSY, f": {why}"
-            self._strikes[key] += 1
-            strikes, needed = self._strikes[key], 1 if _DEAD_STUB in why else _STRIKES
-            if strikes < needed:
+            self._failed_probes[key] += 1
+            failures, needed = self._failed_probes[key], 1 if _DEAD_STUB in why else _FAILED_PROBES
+            if failures < needed:
                 return (BUSY if isinstance(error, TemporaryError) else SUSPECT), f": {why}"
-            if strikes & (strikes - 1):
-                return ILL, f": {why}; it is reloaded later"
+            if failures & (failures - 1):
+                return UNHEALTHY, f": {why}; it is reloaded later"
         try:
             with self._repository.locked():
                 finding, how = self._heal(server, name)
         except TemporaryError as error:
             finding, how = SKIPPED, str(error)
-        if finding in (WELL, HEALED):
-            del self._strikes[key]
+        if finding in (HEALTHY, HEALED):
+            del self._failed_probes[key]
         elif finding == SKIPPED:
-            self._strikes[key] -= 1
+            self._failed_probes[key] -= 1
         return finding, f": {why}; {how}"
 
     def _check_answers(self, server: Triton, name: str, version: int) -> None:
@@ -206,21 +204,21 @@ class Watchdog:
         version = self._expected_versions().get(name)
         if version is None or not self._may_reload(name):
             return SKIPPED, "a change is in progress"
-        trouble = self._trouble(server, name, version)
-        if trouble is None:
-            return WELL, "a change ran meanwhile"
-        # A load alone fixes a wrong version without interrupting the service. A load has no effect
-        # on a dead stub, because Triton sees no change, so the model is unloaded first.
-        for unload in (True,) if _DEAD_STUB in trouble else (False, True):
+        fault = self._find_fault(server, name, version)
+        if fault is None:
+            return HEALTHY, "a change ran meanwhile"
+        # A load alone fixes a wrong version without interrupting the service. A dead stub must be
+        # unloaded first, because a load has no effect if Triton sees no change.
+        for unload in (True,) if _DEAD_STUB in fault else (False, True):
             if name == self._repository.names.model:  # only reloads of the live version are counted
                 self.reloads[version] += 1
-            trouble = self._trouble(server, name, version, load=True, unload=unload)
-            if trouble is None:
+            fault = self._find_fault(server, name, version, load=True, unload=unload)
+            if fault is None:
                 return HEALED, "reloaded"
-        return ILL, f"reloading it did not help: {trouble}"
+        return UNHEALTHY, f"reloading it did not help: {fault}"
 
     def _may_reload(self, name: str) -> bool:
-        """Return whether a reload of a model that answers wrongly is the next move."""
+        """Return whether the protocol's next move would reload the model if it answers wrongly."""
         with opened(self._settings) as target:
             desired, observed, _ = observe(target)
         is_live = name == self._repository.names.model
@@ -241,7 +239,7 @@ class Watchdog:
         """Return the target's settings, with the repository that this process holds."""
         return replace(self.target, held=self._repository)
 
-    def _trouble(
+    def _find_fault(
         self, server: Triton, name: str, version: int, *, load: bool = False, unload: bool = False
     ) -> str | None:
         """Return what is wrong with the model's answers, or None.

@@ -4,7 +4,7 @@ The stages in order are the lake, the pipeline for the first model, Triton with 
 and traffic, and the drift. The monitor detects the drift and requests a run of the pipeline. An
 incremental model is released under traffic, and the AUC recovers. A bad release is rolled back
 automatically. Finally all processes stop, every logged score is recomputed, and summary and report
-are written. This module only orders the stages. `plan` defines sizes and command lines, `stack`
+are written. This module calls the stages in order. `plan` defines sizes and command lines, `stack`
 runs the processes, and `summary` computes the numbers.
 """
 
@@ -329,13 +329,13 @@ def _run_stages(
         with screen.stage("first_run", "first model through the pipeline"):
             refused = _first_run(demo)
         if refused is not None:
-            return _conclude_without_model(demo, refused)
+            return _print_missing_model(demo, refused)
         with screen.stage("baseline", "live traffic, labels arrive later"):
             _start_services(demo)
             _wait_for_window(demo, version=1)
         planted = _complete_loop(demo)
         with screen.stage("drain", "stop and account for every record"):
-            traffic = _stop_and_account(demo)
+            traffic = _stop_and_summarize(demo)
         with screen.stage(
             "verify", "recompute every logged score offline, make every decision again"
         ):
@@ -355,7 +355,7 @@ def _run_stages(
         verified=verified,
         replayed=replayed,
     )
-    return _conclude(observed, screen, simulated=settings.data is None)
+    return _write_results(observed, screen, simulated=settings.data is None)
 
 
 def _complete_loop(demo: _Demo) -> list[LiveChange]:
@@ -390,8 +390,8 @@ def _check_data(settings: DemoSettings) -> None:
     if data is None:
         if settings.recommender is not None:
             raise ContractError(
-                f"--recommender is {settings.recommender} without --data, expected it with your "
-                "own rows"
+                f"--recommender is {settings.recommender} without --data, expected --data with the "
+                "file of its rows"
             )
         return
     if not data.exists():
@@ -412,7 +412,8 @@ def start_clean(folder: Path) -> Iterator[None]:
     marker = folder / _MARKER
     if folder.exists() and any(folder.iterdir()) and not marker.exists():
         raise ContractError(
-            f"{folder} is not empty and not a demo's folder, expected an empty folder or a demo's"
+            f"{folder} contains files that are not from a demo, expected an empty folder or the "
+            "folder of a demo"
         )
     folder.mkdir(parents=True, exist_ok=True)
     with _alone_in(folder):
@@ -444,18 +445,19 @@ def _alone_in(folder: Path) -> Iterator[None]:
 def open_demo(folder: Path) -> int:
     """Serve a finished demo until Ctrl-C, with its live version and the monitor's page.
 
-    The monitor starts no runs, because it has no trigger. Commands find the server through the
-    registry, as after a release. `addresses.sh` sets variables with all addresses for a shell.
-    Returns 0.
+    The monitor starts no runs, because it has no trigger. Commands read the server's address from
+    the registry. `addresses.sh` sets variables with all addresses for a shell. Returns 0.
 
     Raises:
-        ContractError: the folder holds no finished demo, or the demo is open already.
+        ContractError: the folder contains no finished demo, or the demo is open already.
         PermanentError, TemporaryError: a process failed.
     """
     folders = LocalFolders(root=folder)
-    place = read_serving_target(folders.store)
-    if place is None or not (folder / "summary.json").exists():
-        raise ContractError(f"{folder} holds no finished demo, expected the folder of one")
+    serving_target = read_serving_target(folders.store)
+    if serving_target is None or not (folder / "summary.json").exists():
+        raise ContractError(
+            f"{folder} contains no finished demo, expected the folder of a finished demo"
+        )
     state, log = folder / "monitor", sqlite_log(folder).url
     for number in _ENDING_SIGNALS:
         signal.signal(number, _interrupt)
@@ -484,10 +486,12 @@ def open_demo(folder: Path) -> int:
             "monitor", [sys.executable, "-m", "monitoring", *flags, "--store", str(folders.store)]
         )
         stack.wait_until(address.exists, what="the monitor's start", seconds=60)
-        place = replace(
-            place, repository_uri=folders.repository.as_uri(), triton_urls=[triton.grpc_url]
+        serving_target = replace(
+            serving_target,
+            repository_uri=folders.repository.as_uri(),
+            triton_urls=[triton.grpc_url],
         )
-        write_serving_target(folders.store, place)
+        write_serving_target(folders.store, serving_target)
         stack.start(
             "controller",
             [
@@ -525,7 +529,7 @@ def open_demo(folder: Path) -> int:
 def _prepare_lake(
     settings: DemoSettings, folders: LocalFolders, *, screen: Screen, stack: Stack
 ) -> DemoPlan:
-    """Write the lake and the file to replay, and return sizes that fit the rows."""
+    """Write the lake and the file to replay, and return a plan for this number of rows."""
     root = folders.root
     last_day = (datetime.now(timezone.utc) - timedelta(days=1)).date().isoformat()
     lake = ["--lake", str(folders.lake), "--last-day", last_day, "--days", "4"]
@@ -569,7 +573,7 @@ def _prepare_lake(
     stack.start("ingest", [sys.executable, "-m", *ingest])
     made = printed_json(stack.finish("ingest", seconds=_PREPARE_SECONDS))
     for sentence in ingested_sentences(
-        made, replay, most=settings.rows, has_times=described.has_times
+        made, replay, max_rows=settings.rows, has_times=described.has_times
     ):
         screen.print(f"  {sentence}")
     rows = {name: made[name] for name in ("replay_rows", "lake_rows", "clicks")}
@@ -647,8 +651,8 @@ def _start_services(demo: _Demo) -> None:
     demo.stack.wait_until(port.exists, what="the monitor's start", seconds=60, watch=demo.watch)
     demo.status_page = f"http://{LOOPBACK}:{json.loads(port.read_text())['port']}/"
     demo.screen.print(f"  status page: {demo.status_page}")
-    # Pub/Sub has no watermark until a lease has expired. Rows that are sent earlier would only add
-    # rows from before the drift to the next model's training data.
+    # Pub/Sub has no watermark until a lease has expired. The replay waits for the watermark,
+    # because the next model trains on all rows that are sent before the drift.
     demo.stack.wait_until(
         lambda: demo.monitor_status()["log_read_up_to"] is not None,
         what="the monitor's first look at the log",
@@ -720,7 +724,7 @@ def _wait_for_run(demo: _Demo) -> bool:
     return live is not None and live.version > 1
 
 
-def _stop_and_account(demo: _Demo) -> dict[str, Any]:
+def _stop_and_summarize(demo: _Demo) -> dict[str, Any]:
     """Stop traffic and all processes, and return the summary of the traffic.
 
     The processes stop only after every record is archived or counted.
@@ -784,7 +788,7 @@ def _plant_bad_release(demo: _Demo) -> list[LiveChange]:
     )
     if (line := rolled_back()) is None:
         demo.screen.print(
-            "  the rows ran out before there was enough evidence against it", "yellow"
+            "  the rows ran out before there was enough evidence against the bad version", "yellow"
         )
         return []
     back_at = promotion_journal.moment_of(line.time).timestamp()
@@ -837,7 +841,7 @@ def _finish_verifying(demo: _Demo, versions: list[int]) -> list[VerifiedVersion]
             num_rows=each["num_rows"],
             num_different=each["num_different"],
             max_abs_diff=each["max_abs_diff"],
-            wrong_checks=[check["name"] for check in each["checks"] if check["held"] is False],
+            wrong_checks=[check["name"] for check in each["checks"] if check["passed"] is False],
         )
         for each in (json.loads(last_line(log)) for log in logs)
     ]
@@ -866,7 +870,7 @@ def _replay_decisions(demo: _Demo) -> ReplayedDecisions | None:
     )
 
 
-def _conclude(observed: Observations, screen: Screen, *, simulated: bool) -> int:
+def _write_results(observed: Observations, screen: Screen, *, simulated: bool) -> int:
     """Write summary and report, print which promises were kept, and return the exit code."""
     root = observed.folders.root
     summary = summarize(observed)
@@ -892,7 +896,7 @@ def _conclude(observed: Observations, screen: Screen, *, simulated: bool) -> int
     screen.print(f"reopen:  evergreen open {shlex.quote(str(root))}")
     for sentence in summary.warnings:
         screen.print(f"warning: {sentence}", "yellow")
-    for sentence in summary.to_turn:
+    for sentence in summary.to_complete:
         screen.print(f"to complete the loop: {sentence}", "yellow")
     failures = failed_promises(summary, simulated=simulated)
     for failure in failures:
@@ -900,7 +904,7 @@ def _conclude(observed: Observations, screen: Screen, *, simulated: bool) -> int
     return 1 if failures else 0
 
 
-def _conclude_without_model(demo: _Demo, outcome: RunOutcome) -> int:
+def _print_missing_model(demo: _Demo, outcome: RunOutcome) -> int:
     """Print why there is no first model, and what would produce one. Return the exit code."""
     verdicts = read_verdicts(demo.folders)
     demo.screen.print(f"no first model: {outcome.state} at {outcome.step}: {outcome.reason}", "red")

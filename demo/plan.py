@@ -74,10 +74,11 @@ class DemoSettings:
     data: Path | None = None
     """A user's file or folder of rows, or None for simulated clicks."""
     recommender: Path | None = None
-    """File that describes the data. None uses the Criteo recommender for Criteo's rows, and drafts
-    a recommender for other rows."""
+    """File that describes the data. If None, Criteo's rows get the Criteo recommender, and other
+    rows get a drafted recommender."""
     rows: int = 250_000
-    """Rows of the simulated lake, or maximum rows read from `data`."""
+    """Number of rows of the simulated lake. If `data` is given, the maximum number of rows to read
+    from it."""
     seed: int = 7
     log: str = "sqlite"
     """Kind of the event log, one of `log_server.LOG_KINDS`."""
@@ -95,7 +96,8 @@ class DemoPlan:
     rate: float
     """Rows per second of traffic."""
     rows_per_request: int
-    """Number of rows per request. With `keeps_requests`, this is the maximum number."""
+    """Number of rows per request. If `keeps_requests` is True, larger requests are split into parts
+    of this number."""
     window_rows: int
     """Capacity of the monitor's window, in rows."""
     min_clicks: int
@@ -190,15 +192,17 @@ def plan_for_data(
     clicks: int,
     replay_requests: int,
 ) -> DemoPlan:
-    """Return sizes for a user's rows. The replay lasts at most two minutes for any number of rows.
+    """Return the demo's sizes for a user's rows.
+
+    The replay lasts at most two minutes for any number of rows.
 
     Rows are sent in their original requests. Rows without requests are sent as one request each. If
     a laptop cannot send so many requests per second, several requests are sent together.
 
-    A sixth of the rows fills the baseline's window, a quarter passes until the decision, and
-    another sixth fills the new version's window. The remaining rows must last for the duration of
-    the training run, which takes 45 s at this rate. If there are few rows, the windows are small.
-    Gate and monitor then report that their results are uncertain.
+    The first sixth of the rows fills the window of the baseline. About a quarter of the rows later,
+    the monitor decides. Another sixth fills the window of the new version. The remaining rows are
+    sent during the training run, which takes about 45 s. If there are few rows, the windows are
+    small. Gate and monitor then report that their results are uncertain.
 
     Args:
         settings: Settings of the user.
@@ -210,7 +214,7 @@ def plan_for_data(
 
     Raises:
         ContractError: there are too few rows to train, hold out and replay, all rows have the same
-            label, or a column to drift is not a feature.
+            label, or one of `drift_columns` is not a feature.
     """
     for name in settings.drift_columns:
         if name not in base.features.names:
@@ -220,15 +224,13 @@ def plan_for_data(
     rows = lake_rows + replay_rows
     if rows < _MIN_DATA_ROWS:
         raise ContractError(
-            f"the data holds {rows} rows, expected at least {_MIN_DATA_ROWS:,}: three fifths of "
-            "them train and evaluate "
-            "the first model, the others are replayed as traffic"
+            f"the data has {rows} rows, expected at least {_MIN_DATA_ROWS:,}: three fifths of them "
+            "train and evaluate the first model, the others are replayed as traffic"
         )
     if clicks in (0, rows):
         raise ContractError(
-            f"the data holds {clicks:,} clicks in {rows:,} rows, expected rows of both labels: is "
-            f"{base.data.label!r} "
-            "the column of the clicks (data.label of the file that --recommender gives)?"
+            f"the data has {clicks:,} clicks in {rows:,} rows, expected rows of both labels. "
+            f"data.label of the recommender names the column of clicks: it is {base.data.label!r}"
         )
     window = max(200, min(20_000, replay_rows // 6))
     rate = min(2000.0, replay_rows / min(110.0, 50 + replay_rows / 200))
@@ -283,7 +285,8 @@ def describe_data(data: Path, draft_to: Path) -> DescribedData:
     files = _drafted_files(data)
     if not files:
         raise ContractError(
-            f"{data} holds no file of rows, expected one that ends with {', '.join(_DRAFTED_FORMS)}"
+            f"{data} contains no file of rows, expected a file that ends with "
+            f"{', '.join(_DRAFTED_FORMS)}"
         )
     sample = read_sample(files[0])
     names = {column.name for column in sample.columns}
@@ -298,15 +301,16 @@ def describe_data(data: Path, draft_to: Path) -> DescribedData:
     lacking = [] if LABEL in roles else [LABEL]
     if lacking := lacking + ([] if any(kind in roles for kind in KINDS) else ["a feature"]):
         raise ContractError(
-            f"{files[0]} has no column that looks like {' or '.join(lacking)}, expected one of "
-            "each: describe its "
-            f"columns in a file (`evergreen init {files[0]}` drafts it) and give it by "
-            "--recommender"
+            f"{files[0]} has no column that looks like {' or '.join(lacking)}. Draft a recommender "
+            f"file by `evergreen init {files[0]}`, correct the roles of its columns, and pass the "
+            "file by --recommender"
         )
     write_whole(draft_to, draft(sample, name=recommender_name(data.name.partition(".")[0])))
     roles_text = [f"{role}: {', '.join(names)}" for role, names in roles.items()]
     base = read_recommender(draft_to)
-    drafted = f"{draft_to} is drafted from the rows: correct it, and give it by --recommender"
+    drafted = (
+        f"{draft_to} is drafted from the rows: correct this file, and pass it by --recommender"
+    )
     return DescribedData(base, [drafted, *roles_text], has_times=base.data.event_time in names)
 
 
@@ -321,7 +325,7 @@ def have_times(data: Path, recommender: Recommender) -> bool:
             each.name for each in read_sample(files[0]).columns
         }
     except ContractError:
-        return False  # ingestion reports the fault
+        return False  # ingestion raises the same error later
 
 
 def _files(data: Path) -> list[Path]:
@@ -360,7 +364,7 @@ def _is_criteos_text(path: Path) -> bool:
                 _CRITEO_LINE.fullmatch(file.readline(_MAX_LINE_BYTES).rstrip(b"\r\n")) is not None
             )
     except (OSError, EOFError):
-        return False  # the reader of the file reports the fault
+        return False  # the reader of the file raises the same error later
 
 
 _MAX_LINE_BYTES = 10_000

@@ -70,7 +70,7 @@ def write_report(observed: Observations, summary: DemoSummary) -> Path:
             Text(f"{_describe_drift(summary.drift)} {summary.created_at}."),
             *_warnings("Uncertain for lack of rows", summary.uncertain),
             *_warnings("Warnings of the gate", summary.warnings),
-            *_warnings("Changes that would complete the loop", summary.to_turn),
+            *_warnings("Changes that would complete the loop", summary.to_complete),
         ],
         sections={
             "Events": [_events(events, start=start)],
@@ -89,7 +89,7 @@ def write_report(observed: Observations, summary: DemoSummary) -> Path:
             "Next steps": [
                 Text("Serve the live version and the monitor's page until Ctrl-C:"),
                 Preformatted(again),
-                Text("Meanwhile, roll back to the version before it:"),
+                Text("Meanwhile, roll back to the previous version:"),
                 Preformatted(back),
             ],
         },
@@ -156,12 +156,11 @@ def headline_sentence(summary: DemoSummary) -> str:
         if sure == [NOTIFY_ONLY]:
             return (
                 f"The monitor requested no run: {NOTIFY_ONLY} found drifting features, but only "
-                "notifies people, and "
-                "no policy found that the model is worse."
+                "notifies people, and no policy found that the model is worse."
             )
         return (
-            f"The monitor requested no run, although {' and '.join(sure)} found a change: the "
-            "run was deferred."
+            f"The monitor requested no run, although {' and '.join(sure)} found a change: the run "
+            "was deferred."
         )
     request = f"The monitor requested a run ({trigger.reason})"
     if summary.alarm_came_first:
@@ -182,8 +181,8 @@ def headline_sentence(summary: DemoSummary) -> str:
     regained = f"; {share:.0%} of the lost AUC is regained" if share is not None else ""
     return (
         f"Drift reduced the live AUC from {number(auc.baseline)} to {number(auc.trough)}. The "
-        "monitor requested a "
-        f"run, and the new version serves with an AUC of {number(auc.recovered)}{regained}."
+        "monitor requested a run, and the new version serves with an AUC of "
+        f"{number(auc.recovered)}{regained}."
     )
 
 
@@ -192,8 +191,7 @@ def _describe_drift(drift: Mapping[str, Any]) -> str:
     if drift.get("kind") == "permutation":
         return (
             f"Drift: the values of {columns} are swapped: categories at random (seed "
-            f"{drift['seed']}), numbers with "
-            "those on the other side of the median."
+            f"{drift['seed']}), numbers with those on the other side of the median."
         )
     new = ", ".join(drift.get("new_category_columns", ()))
     return (

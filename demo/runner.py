@@ -9,7 +9,7 @@ if KFP stops calling the handler.
 The monitor's local trigger starts a run as a process and reads its exit code. A person starts a run
 with `evergreen run`. The output of each task goes to its own log file. The run's notes name the
 step that failed, and the reason. Steps run at low priority, so that they do not slow down a server
-on the same machine (`yielding`).
+on the same machine (`at_low_priority`).
 """
 
 import contextlib
@@ -29,7 +29,7 @@ from unittest import mock
 
 from controller.deployment_target import TargetSettings
 from demo import environments
-from demo.stack import tethered
+from demo.stack import ended_with_parent
 from evergreen.contracts.manifests import RetrainRequest
 from evergreen.registry.recommenders import served_name
 from evergreen.registry.runs import (
@@ -53,9 +53,9 @@ invalid."""
 STEP_NICENESS = 10
 """Niceness of a step. A server on the same machine runs at niceness 0."""
 _TORCH_THREADS = "1"
-"""Number of threads of a step that uses PyTorch, unless OMP_NUM_THREADS is set. Threads of a
-low-priority step wait for each other, and each of them also waits for all other processes. Beside a
-running server, a training step took 25 s with two threads and 9 s with one."""
+"""Number of threads of a step that uses PyTorch, unless OMP_NUM_THREADS is set. In a low-priority
+step, each thread waits for the other threads and for all other processes. While a server was
+running, a training step took 25 s with two threads, and 9 s with one thread."""
 _STOP_SECONDS = 5.0
 """Time in seconds in which an interrupted step may end by itself."""
 _YIELD = (
@@ -115,8 +115,8 @@ def run_pipeline(
         )
         local.init(local.SubprocessRunner(use_venv=False), pipeline_root=str(root))
         text = with_locations(package, locations)
-        # KFP's local runner does not know the workflow's name, and its run id is random. The name
-        # of the run is unique, because `run_once` refuses a name that exists.
+        # KFP's local runner has no workflow name, and its run id is random. The name of the run is
+        # unique, because `run_once` refuses a name that exists.
         for placeholder in (
             dsl.PIPELINE_JOB_RESOURCE_NAME_PLACEHOLDER,
             dsl.PIPELINE_JOB_ID_PLACEHOLDER,
@@ -152,7 +152,7 @@ def _task_handler(
     from kfp.local.task_handler_interface import ITaskHandler
 
     class EnvironmentTaskHandler(ITaskHandler):  # type: ignore[misc]
-        """Runner of one task's command as a process in its own group."""
+        """Handler that runs the command of one task as a process with its own process group."""
 
         def __init__(
             self,
@@ -200,25 +200,26 @@ def _task_handler(
     return EnvironmentTaskHandler
 
 
-def yielding(command: Sequence[str]) -> list[str]:
+def at_low_priority(command: Sequence[str]) -> list[str]:
     """Return the command line that runs `command` at low priority.
 
-    The caller must start the command in a session of its own. Linux may first share processor time
-    among sessions (autogroup). In this case, niceness only counts within a session. Therefore the
-    session also gets this niceness.
+    The caller must start the command in a session of its own. With autogroup, Linux first divides
+    processor time among sessions, and the niceness of a process counts only within its session.
+    Therefore the session also gets this niceness.
     """
     return ["sh", "-c", _YIELD, "sh", str(STEP_NICENESS), *command]
 
 
 def _run_step(command: list[str], environment: Mapping[str, str], log: Any) -> int:
     process = subprocess.Popen(
-        yielding(command),
+        at_low_priority(command),
         env=dict(environment),
         stdin=subprocess.DEVNULL,
         stdout=log,
         stderr=subprocess.STDOUT,
         # KFP starts the step in a shell. Both the shell and the step can be ended, because they
-        # have their own process group. `yielding` also requires a separate session for the command.
+        # have their own process group. `at_low_priority` also requires a separate session for the
+        # command.
         start_new_session=True,
     )
     try:
@@ -410,7 +411,7 @@ def _controller(folders: LocalFolders, triton_urls: str, *, log: Path) -> Iterat
     variables = {**os.environ, "PYTHONPATH": str(environments.REPOSITORY)}
     with open(log, "ab") as output:
         process = subprocess.Popen(
-            tethered(command),
+            ended_with_parent(command),
             env=variables,
             stdin=subprocess.DEVNULL,
             stdout=output,

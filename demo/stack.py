@@ -55,7 +55,9 @@ os.execvp(sys.argv[3], sys.argv[3:])
 """
 
 
-def tethered(command: Sequence[str], death_signal: signal.Signals = signal.SIGTERM) -> list[str]:
+def ended_with_parent(
+    command: Sequence[str], death_signal: signal.Signals = signal.SIGTERM
+) -> list[str]:
     """Return a command line that runs `command`, and signals `command` when this process ends.
 
     Call this function from a thread that lives as long as the command should. Linux sends
@@ -159,7 +161,7 @@ class Stack:
         """
         with open(self._logs / f"{name}.log", "ab") as log:
             process = subprocess.Popen(
-                tethered(command),
+                ended_with_parent(command),
                 stdin=subprocess.PIPE if stdin else subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -184,7 +186,7 @@ class Stack:
             stream.write(line + "\n")
             stream.flush()
         except BrokenPipeError as error:
-            raise ProcessDied(self._obituary(name)) from error
+            raise ProcessDied(self._describe_exit(name)) from error
 
     def check(self) -> None:
         """Check that all processes are running.
@@ -196,7 +198,7 @@ class Stack:
         for name, process in self._processes.items():
             code = process.poll()
             if code is not None and not (code == 0 and name in self._may_end):
-                raise ProcessDied(self._obituary(name))
+                raise ProcessDied(self._describe_exit(name))
 
     def wait_until(
         self,
@@ -288,7 +290,7 @@ class Stack:
                     os.kill(pid, signal.SIGKILL)
             time.sleep(0.02)
 
-    def _obituary(self, name: str) -> str:
+    def _describe_exit(self, name: str) -> str:
         code = self._processes[name].poll()
         path = self._logs / f"{name}.log"
         return f"{name} ended with code {code}: {last_line(path)} (see {path})"

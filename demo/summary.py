@@ -39,7 +39,7 @@ _MAX_ROLLBACK_SECONDS = 60.0
 _WIDE_INTERVAL = 0.06
 """Maximum width of an AUC's 95 % interval. With a wider interval, the AUC is called uncertain."""
 _SECONDS_BESIDE_RELEASE = 10
-"""Seconds of traffic before a release and after it. The release is compared with this traffic."""
+"""Seconds of traffic that are evaluated before a release and after it."""
 
 Lines = Sequence[Mapping[str, Any]]
 """Lines of a JSON-lines file, as defined by its writer."""
@@ -90,7 +90,7 @@ class ReplayedDecisions:
 
     @property
     def could_differ(self) -> bool:
-        """Whether the lake contains late rows. If so, a replayed decision may correctly differ.
+        """Whether the lake contains late rows. Late rows can change a replayed decision.
 
         On a busy machine, records can be late.
         """
@@ -148,7 +148,7 @@ class VersionNumbers:
     trained_until: str
     """Time of the newest training row of the version."""
     evaluation_rows: int
-    """Number of evaluation rows. All these rows are newer than the training rows."""
+    """Number of evaluation rows, which are all newer than the training rows."""
     parent: str | None
     gate: str
     reason: str
@@ -174,8 +174,7 @@ class ReleaseNumbers:
     seconds: float | None
     during: TrafficDuring
     p99_ms_before: float | None
-    """99th percentile per second in milliseconds: the median over the seconds before the
-    release."""
+    """Median of the per-second p99 latencies before the release, in milliseconds."""
     p99_ms_after: float | None
 
 
@@ -255,7 +254,7 @@ class DemoSummary:
     """Results that are uncertain because of too few rows, one sentence each."""
     warnings: list[str] = field(default_factory=list)
     """The gate's warnings, one sentence each."""
-    to_turn: list[str] = field(default_factory=list)
+    to_complete: list[str] = field(default_factory=list)
     """Changes that would complete the loop, one sentence each. The list is empty if the loop was
     completed."""
 
@@ -315,7 +314,7 @@ def summarize(observed: Observations) -> DemoSummary:
     return replace(
         summary,
         uncertain=list(uncertainties(observed, summary)),
-        to_turn=list(ways_to_turn(observed, summary, read_verdicts(folders))),
+        to_complete=list(ways_to_complete(observed, summary, read_verdicts(folders))),
     )
 
 
@@ -465,8 +464,7 @@ def uncertainties(observed: Observations, summary: DemoSummary) -> Iterator[str]
     elif auc.threshold < 0.5:
         yield (
             f"the threshold for version 1 is an auc of {auc.threshold:.3f}, worse than chance: the "
-            "gate's interval "
-            "is wide"
+            "gate's interval is wide"
         )
     for number, name, value in ((1, "baseline", auc.baseline), (2, "recovered", auc.recovered)):
         if value is None:
@@ -500,10 +498,10 @@ def uncertainties(observed: Observations, summary: DemoSummary) -> Iterator[str]
         yield "the rows ran out before version 2 could be measured"
 
 
-def ways_to_turn(
+def ways_to_complete(
     observed: Observations, summary: DemoSummary, verdicts: Sequence[Verdict]
 ) -> Iterator[str]:
-    """Yield changes of the demo that would complete the loop, with figures.
+    """Yield advice on how to complete the loop, with numbers from this demo.
 
     Yields nothing if a new version was released and measured.
 
@@ -529,8 +527,7 @@ def ways_to_turn(
         rows = max((line["rows"] for line in observed.timeline if line["version"] == 2), default=0)
         yield (
             f"more rows: {observed.plan.window_rows:,} labelled rows of version 2 fill a window, "
-            f"and {rows:,} came "
-            "before the file ended"
+            f"and {rows:,} came before the file ended"
         )
 
 
@@ -545,8 +542,7 @@ def _ways_to_alarm(observed: Observations, summary: DemoSummary) -> Iterator[str
     if drift_time is None:
         yield (
             f"more rows: {observed.plan.window_rows:,} labelled rows fill the window before the "
-            "drift, and all "
-            f"{observed.traffic_summary['rows']:,} rows were sent by then"
+            f"drift, and all {observed.traffic_summary['rows']:,} rows were sent by then"
         )
         return
     evaluated = [
@@ -565,28 +561,24 @@ def _ways_to_alarm(observed: Observations, summary: DemoSummary) -> Iterator[str
     if evidence >= needed or since:
         yield (
             "more rows: the alarm was raised, but training needs "
-            f"{observed.plan.min_rows_since_breach:,} rows after "
-            "it, "
-            f"and only {since:,} came"
+            f"{observed.plan.min_rows_since_breach:,} rows after it, and only {since:,} came"
         )
     elif evidence > 1:
         # The logarithm of the evidence is proportional to the number of rows.
         factor = math.log(needed) / math.log(evidence)
         yield (
             f"more rows: {sent:,} rows after the drift gave evidence {evidence:.3g} of {needed:g}, "
-            "so that about "
-            f"{math.ceil(sent * factor):,} rows would suffice, {factor:.1f} times as many"
+            f"so that about {math.ceil(sent * factor):,} rows would suffice, {factor:.1f} times as "
+            "many"
         )
     else:
         low = "none" if summary.auc.trough is None else f"{summary.auc.trough:.3f}"
         columns = ", ".join(summary.drift.get("columns", ())) or "the columns"
         yield (
             f"a larger drift: after {sent:,} rows with other values of {columns} the evidence is "
-            f"{evidence:.3g} of "
-            f"{needed:g}, because the auc (lowest {low}) is not clearly below "
-            f"{evaluated[-1]['threshold']:.3f}: name "
-            "columns "
-            "with more influence on the clicks by --drift-columns, or use more rows"
+            f"{evidence:.3g} of {needed:g}, because the auc (lowest {low}) is not clearly below "
+            f"{evaluated[-1]['threshold']:.3f}: name columns with more influence on the clicks by "
+            "--drift-columns, or use more rows"
         )
 
 
@@ -601,7 +593,9 @@ def advice_in_demo(verdict: Verdict, folder: Path) -> list[str]:
             f". In the demo, write `{section}: {{{name}: {value}}}` into a copy of the "
             "recommender's file "
         )
-        where += f"({folder / 'recommender.yaml'} if it was drafted) and give that by --recommender"
+        where += (
+            f"({folder / 'recommender.yaml'} if it was drafted) and pass the copy by --recommender"
+        )
         found.append(sentence + where if path else sentence)
     return found
 
@@ -616,33 +610,31 @@ def first_model_sentence(verdict: Verdict) -> str:
 
 
 def ingested_sentences(
-    made: Mapping[str, Any], replay: Path, *, most: int, has_times: bool
+    made: Mapping[str, Any], replay: Path, *, max_rows: int, has_times: bool
 ) -> Iterator[str]:
     """Yield sentences on what happened to a user's rows.
 
     Args:
         made: Output of `evergreen data ingest`.
         replay: File of the rows to replay.
-        most: Maximum number of rows to read.
+        max_rows: Maximum number of rows to read.
         has_times: Whether the rows still have their event times.
     """
     yield (
-        f"{made['lake_rows']:,} rows for the lake, the {made['replay_rows']:,} after them for the "
-        "replay, "
-        f"{made['malformed']:,} malformed rows set aside"
+        f"{made['lake_rows']:,} rows for the lake, the next {made['replay_rows']:,} rows for the "
+        f"replay, and {made['malformed']:,} malformed rows"
     )
     if has_times:
         times = pq.read_table(replay, columns=[raw_rows.EVENT_TIME])[raw_rows.EVENT_TIME]
         first, last = (f"{time:%Y-%m-%d %H:%M:%S}" for time in pc.min_max(times).as_py().values())
         yield (
             f"the rows are split by time: rows before {first} UTC train and evaluate the first "
-            "model, rows "
-            f"from {first} to {last} are replayed as today's traffic"
+            f"model, rows from {first} to {last} are replayed as today's traffic"
         )
     else:
         yield "the rows have no times: they are spread over the last four days in file order"
-    if made["lake_rows"] + made["replay_rows"] >= most:
-        yield f"only the first {most:,} rows are read, --rows reads more"
+    if made["lake_rows"] + made["replay_rows"] >= max_rows:
+        yield f"only the first {max_rows:,} rows are read, --rows reads more"
     left = {
         "duplicates": "equal copies of rows left out",
         "replaced": "rows replaced by later copies of them",
@@ -650,8 +642,8 @@ def ingested_sentences(
     for name, words in left.items():
         if made.get(name):
             yield f"{made[name]:,} {words}"
-    if made["passed_over"]:
-        yield f"files skipped because they are not click logs: {', '.join(made['passed_over'])}"
+    if made["skipped_files"]:
+        yield f"files skipped because they are not click logs: {', '.join(made['skipped_files'])}"
 
 
 def decision_sentences(summary: DemoSummary) -> Iterator[str]:
@@ -668,13 +660,13 @@ def decision_sentences(summary: DemoSummary) -> Iterator[str]:
         )
         more = f" and {len(drift.columns) - 5} more" if len(drift.columns) > 5 else ""
         yield (
-            f"features drifted, found without labels {drift.seconds:.1f} s after the drift "
-            f"began: {columns}{more}"
+            f"features drifted, found without labels {drift.seconds:.1f} s after the drift began: "
+            f"{columns}{more}"
         )
     elif planted := summary.drift.get("columns"):
         yield (
-            f"the values of {len(planted)} columns changed, but no bucket of rows after that "
-            "shows it"
+            f"the values of {len(planted)} columns changed, but no bucket of rows after that shows "
+            "it"
         )
     else:
         yield "no feature drifted"
@@ -686,8 +678,8 @@ def decision_sentences(summary: DemoSummary) -> Iterator[str]:
         if found.could_differ:
             sentence += (
                 f"; {found.late_requests} requests reached the monitor after their decision point "
-                "and "
-                f"{found.late_rows} rows after their bucket had closed, and the lake holds them"
+                f"and {found.late_rows} rows after their bucket had closed, and the lake contains "
+                "them"
             )
         yield sentence
 
@@ -698,18 +690,14 @@ def serving_sentences(summary: DemoSummary) -> Iterator[str]:
         p99 = (release.p99_ms_before, release.during.p99_ms, release.p99_ms_after)
         yield (
             f"release of version {release.version} under traffic: {_three_digits(release.seconds)} "
-            "s, "
-            f"{release.during.requests_failed} requests failed; p99 of a second before, during, "
-            "after: "
-            f"{', '.join(map(_three_digits, p99))} ms"
+            f"s, {release.during.requests_failed} requests failed; p99 of a second before, during, "
+            f"after: {', '.join(map(_three_digits, p99))} ms"
         )
     if (bad := summary.bad_release) is not None:
         yield (
             f"bad release of version {bad.made.version} automatically rolled back to version "
-            f"{bad.rolled_back.version} "
-            "after "
-            f"{bad.rolled_back.seconds:.1f} s, {bad.during.requests_failed} requests failed: "
-            f"{bad.rolled_back.why}"
+            f"{bad.rolled_back.version} after {bad.rolled_back.seconds:.1f} s, "
+            f"{bad.during.requests_failed} requests failed: {bad.rolled_back.why}"
         )
     for found in summary.verified:
         yield (

@@ -30,7 +30,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
 
-from demo.stack import LOOPBACK, answers, tethered
+from demo.stack import LOOPBACK, answers, ended_with_parent
 from evergreen.config.spec import CANDIDATE_SUFFIX
 from evergreen.contracts.serving import CODE_FILE, CONFIG_FILE, GRPC_OPTIONS, PYTHON, versions_of
 from evergreen.registry.models import GRAPH_FILE
@@ -42,7 +42,8 @@ def models_to_load(repository: Path) -> list[str]:
     """Return the models that a server loads at its start.
 
     The server loads every model that has a configuration, except the candidates of a rehearsal. A
-    configuration of comments alone counts as absent (`serving.repository.model_repository`).
+    configuration file that contains only comments is ignored
+    (`serving.repository.model_repository`).
     """
     names = sorted(
         path.parent.name
@@ -55,7 +56,8 @@ def models_to_load(repository: Path) -> list[str]:
 def check_repository(repository: Path) -> None:
     """Check that Triton can start with the content of `repository`, which may be empty.
 
-    A model from another source names no versions in its configuration, and is not checked.
+    Models without `version_policy` in their configuration are not checked, because Evergreen did
+    not write them.
 
     Raises:
         ContractError: a configured version is absent or lacks a file. Triton would hang at its
@@ -74,8 +76,7 @@ def check_repository(repository: Path) -> None:
 
 _ASK_PYTHON = (
     "import json, sys, sysconfig; print(json.dumps([sysconfig.get_path('purelib'), "
-    "sysconfig.get_config_var('LIBDIR'),"
-    " '%d.%d' % sys.version_info[:2]]))"
+    "sysconfig.get_config_var('LIBDIR'), '%d.%d' % sys.version_info[:2]]))"
 )
 
 
@@ -103,7 +104,7 @@ def prepare(venv: Path, runtime: Path) -> PreparedWheel:
     """
     python = (venv / "bin" / "python").absolute()
     if not python.exists():
-        raise ContractError(f"serving environment {venv} is absent, expected it to be built")
+        raise ContractError(f"serving environment {venv} is absent, expected a built environment")
     packages, libraries, version = json.loads(
         subprocess.check_output([python, "-I", "-c", _ASK_PYTHON], text=True)
     )
@@ -112,7 +113,7 @@ def prepare(venv: Path, runtime: Path) -> PreparedWheel:
     stub = wheel / "python_backend_stubs" / version / "triton_python_backend_stub"
     for needed in (binary, stub):
         if not needed.exists():
-            raise ContractError(f"{needed} is absent, expected it from the nvidia-pytriton wheel")
+            raise ContractError(f"{needed} is absent, expected a file of the nvidia-pytriton wheel")
     backend = runtime / "backends" / "python"
     backend.mkdir(parents=True, exist_ok=True)
     for source in (*(wheel / "backends" / "python").glob("*.*"), stub):
@@ -280,7 +281,7 @@ class TritonServer:
         assert not self.alive(), "the server runs already"
         ports = self._ports
         self.stop()
-        _sweep_after_dead_owners()
+        _remove_orphaned_shared_memory()
         self.repository.mkdir(parents=True, exist_ok=True)
         check_repository(self.repository)
         wheel = prepare(DEFAULT_VENV, self._runtime)
@@ -372,7 +373,8 @@ class TritonServer:
             f"--backend-config=python,shm-growth-byte-size={_SHM_BYTES}",
             f"--backend-config=python,shm-region-prefix-name={self._shm_prefix}",
             "--allow-http=false",
-            # Only a caller with this secret value may use these protocols, and nobody knows it.
+            # Only a caller with this secret value may use these protocols, and the value is
+            # discarded.
             f"--grpc-restricted-protocol={RESTRICTED}:{secrets.token_hex(8)}={secrets.token_hex(16)}",
             *(f"--{service}-address={LOOPBACK}" for service in Ports._fields),
             *(f"--{service}-port={port}" for service, port in zip(Ports._fields, ports)),
@@ -400,7 +402,7 @@ class TritonServer:
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
         with open(self.log_path, "ab") as log:
             self._process = subprocess.Popen(
-                tethered(command, signal.SIGKILL),
+                ended_with_parent(command, signal.SIGKILL),
                 env={**os.environ, **wheel.variables, **self._variables},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -432,12 +434,12 @@ class TritonServer:
                 if not self.alive():
                     raise PermanentError(
                         f"triton ended with {self.returncode} at start: "
-                        f"{self._complaint(log_start)}"
+                        f"{self._last_errors(log_start)}"
                     )
                 if time.monotonic() >= deadline:
                     raise TemporaryError(
                         f"triton is not ready after {self.settings.ready_seconds} s: "
-                        f"{self._complaint(log_start)}"
+                        f"{self._last_errors(log_start)}"
                     )
                 time.sleep(0.02)
         except BaseException:
@@ -445,8 +447,9 @@ class TritonServer:
             raise
 
     def _is_ready(self) -> bool:
-        # The metrics port opens last. If a server cannot open this port, it ends. The check calls
-        # gRPC only after that, because a refused gRPC connection would delay the next attempt.
+        # The metrics port opens last. If a server cannot open this port, it ends. gRPC is called
+        # only when the metrics port answers, because a refused gRPC connection would delay the next
+        # attempt.
         if not answers(self.metrics_url):
             return False
         from tritonclient.grpc import InferenceServerClient
@@ -461,7 +464,7 @@ class TritonServer:
         except InferenceServerException:
             return False
 
-    def _complaint(self, log_start: int) -> str:
+    def _last_errors(self, log_start: int) -> str:
         """Return the log's last lines since `log_start`, errors first."""
         with open(self.log_path, "rb") as log:
             log.seek(log_start)
@@ -480,7 +483,7 @@ def _free_ports() -> Ports:
         return Ports(*(each.getsockname()[1] for each in sockets))
 
 
-def _sweep_after_dead_owners() -> None:
+def _remove_orphaned_shared_memory() -> None:
     """Remove the shared memory of servers whose owner was killed."""
     for leftover in _SHM.glob(f"{_NAME}*"):
         owner = leftover.name.removeprefix(_NAME).partition("_")[0]

@@ -56,7 +56,7 @@ class ServerAccess:
         for name in ("ca_file", "certificate_file", "token_file"):
             if getattr(self, name) is not None and not self.tls:
                 raise ContractError(
-                    f"{name} is {getattr(self, name)} without tls, expected tls with it"
+                    f"{name} is {getattr(self, name)} without tls, expected tls to be True"
                 )
 
     def credentials(self) -> grpc.ChannelCredentials | None:

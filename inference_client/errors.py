@@ -1,4 +1,6 @@
-"""Errors between client and server. The base class of each error says what the caller must do next.
+"""Errors between client and server.
+
+The base class of each error shows what the caller must do next.
 
 Only the function `translated` depends on Triton's status codes and messages.
 """
@@ -79,7 +81,7 @@ def translated(
     if status == "DEADLINE_EXCEEDED":
         return DeadlineExpired(f"server {server} did not answer within {deadline_seconds:g} s")
     if status == "RESOURCE_EXHAUSTED" and "larger than max" in text:
-        return BadRequest(f"server {server} takes no message of this size: {text}")
+        return BadRequest(f"server {server} does not accept a message of this size: {text}")
     if status in ("UNAVAILABLE", "CANCELLED", "RESOURCE_EXHAUSTED"):
         return ServerUnavailable(f"server {server} is unavailable: {text}")
     if status == "NOT_FOUND":

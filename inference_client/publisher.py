@@ -145,7 +145,7 @@ class PublishingCounts:
     """Reason why the event log is unavailable. None while it accepts records."""
     refused: bool = False
     """Whether the event log rejects records permanently, for example without a topic or permission.
-    False if the event log is only unreachable."""
+    False while the event log accepts records or is unreachable."""
 
 
 METRICS = (
@@ -263,8 +263,8 @@ class RecordPublisher:
         self._counts = PublishingCounts()
         self._predictions: list[PredictionBatch] = []
         self._outcomes: list[tuple[float, int, Outcome]] = []
-        """Heap of outcomes, each with its time and a unique number. With the number, outcomes
-        themselves are never compared, which makes the heap 7 times faster."""
+        """Heap of outcomes, each with its time and a unique number. The unique number avoids
+        comparisons of outcomes, which makes the heap 7 times faster."""
         self._numbers = itertools.count()
         self._pending: Flush | None = None
         """Flush that is running. A failed flush is repeated before any other flush."""
@@ -500,7 +500,10 @@ class RecordPublisher:
             state = "refuses records" if self._counts.refused else "is unavailable"
             known = isinstance(error, TemporaryError | PermanentError)
             logger.warning(
-                "the log %s, records wait: %s", state, error, exc_info=None if known else error
+                "the event log %s, and records stay queued: %s",
+                state,
+                error,
+                exc_info=None if known else error,
             )
 
     def _record_success(self, flush: Flush) -> None:

@@ -77,13 +77,13 @@ class RequestIds:
         if request_id in self._taken:
             raise ContractError(
                 f"request_id {request_id!r} was used by an earlier request of this client, "
-                "expected a new one for each request, because clicks are joined by it"
+                "expected a new id for each request, because clicks are joined by the id"
             )
         self._taken[request_id] = None
         if len(self._taken) > self._remembered:
             self._taken.popitem(last=False)
 
-    def give_back(self, request_id: str) -> None:
+    def release(self, request_id: str) -> None:
         """Release the id of a request that failed and was not logged."""
         self._taken.pop(request_id, None)
 
@@ -133,7 +133,7 @@ class Ranking:
 
 
 def _positions_of(count: int) -> NDArray[np.int32]:
-    """Return [count] positions in a list, from 1."""
+    """Return the positions 1 to `count` of a list, shape [count]."""
     return np.arange(1, count + 1, dtype=np.int32)
 
 
@@ -383,7 +383,7 @@ class RecommenderClient:
         request_id, logs = self._checked_id(request_id), self._logs(min(k, len(features)), log)
         scored = await self._score(features, request_id, key, logs=logs)
         best = np.argsort(-scored.scores, kind="stable")[:k]
-        best, propensities = explored(best, explore, self._timing.chance())
+        best, propensities = explored(best, explore, self._timing.uniform())
         logged = logs and self._record(
             features.take(best),
             scored,
@@ -494,7 +494,7 @@ class RecommenderClient:
             raise
         finally:
             if logs and not is_logged:
-                self._ids.give_back(request_id)
+                self._ids.release(request_id)
             self._in_flight -= 1
             self._idle.set()
 

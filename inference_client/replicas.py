@@ -44,8 +44,8 @@ class Connection:
         self.num_waiting = 0
         """Number of calls with a waiting caller."""
         self.slowest = 0.0
-        """Duration of the slowest recent answer in seconds. Each faster answer decreases the value
-        by at most 10 %."""
+        """Duration of the slowest recent answer in seconds. After each faster answer, this duration
+        decreases by at most 10 %."""
         self._last_end = clock()
 
     def start(self, send_call: SendCall) -> asyncio.Future[Any]:
@@ -73,7 +73,7 @@ class Connection:
 
 
 class Replica:
-    """Replica at one address."""
+    """Server replica at one address."""
 
     def __init__(
         self,
@@ -134,7 +134,7 @@ class Replica:
         self.is_out, self._out_until = True, self._clock() + seconds
 
     def is_due(self) -> bool:
-        """Return whether the replica is out of use and a copy of a request should test it now."""
+        """Return whether it is time to test an unused replica with a copy of a request."""
         return self.is_out and not self.connection.calls and self._clock() >= self._out_until
 
 

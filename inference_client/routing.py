@@ -150,8 +150,7 @@ def _describe(plan: TrafficPlan | None) -> str:
         return f"{plan.sequence}, version {plan.stable.version} alone"
     return (
         f"{plan.sequence}, version {plan.canary.version} answers {plan.canary_share:.1%} beside "
-        f"{plan.stable.version}, "
-        f"shadow {plan.shadow_share:.1%}"
+        f"{plan.stable.version}, shadow {plan.shadow_share:.1%}"
     )
 
 
@@ -236,7 +235,7 @@ class PlannedClient:
         Args:
             dense: Dense features [n, d].
             categorical: Categories, shape [n, slots].
-            request_id: Id that determines whether a shadow request is sent too. None = random.
+            request_id: Id from which the choice of shadow requests is computed. None = a random id.
             key: User for whom the rows are scored. The same key is always routed to the same arm.
                 None = the request's id.
         """
@@ -282,7 +281,8 @@ class PlannedClient:
             )
             return scored._replace(canary=True), canary
         except (DeadlineExpired, Overloaded):
-            # The stable arm is not tried, because the time is up or the client has no free slot.
+            # A second call to the stable arm would fail too: the time is up, or the client has no
+            # free slot.
             raise
         except (TemporaryError, PermanentError, ContractError) as error:
             # An error of the canary must not reach the user. An invalid request will also fail on

@@ -20,7 +20,13 @@ from evergreen.config.features import (
 )
 from evergreen.config.reader import nearest
 from evergreen.contracts.raw_rows import FINITE, is_infinite, placed_lists
-from evergreen.contracts.values import EXACT_BELOW, EXACT_FLOATS, NoCategory, is_missing, word_of
+from evergreen.contracts.values import (
+    EXACT_BELOW,
+    EXACT_FLOATS,
+    NoCategory,
+    is_missing,
+    text_of_value,
+)
 from evergreen.runtime.errors import ContractError
 
 _A_NUMBER = f"{FINITE}, or None for missing"
@@ -83,8 +89,8 @@ def feature_rows(
 
     A numeric value is a number. A category is a whole number, a whole number as text, or a boolean.
     A feature with string categories accepts any text. Missing values are None, NaN, pandas' NA, and
-    some texts such as the empty text (`contracts.values`). A list is a list or an array of
-    categories, and None is an empty list.
+    some texts such as the empty text (`contracts.values`). The value of a list feature is a list or
+    an array of categories. None counts as an empty list.
 
     Args:
         rows: Rows by column name. An object of type `FeatureRows` is copied unchanged.
@@ -113,8 +119,8 @@ def feature_rows(
     if len(named) > len(features.names) - len(absent):
         unknown = next(name for name in named if name not in features.names)
         raise ContractError(
-            f"rows have a column {unknown!r}, which is not a feature"
-            f"{nearest(unknown, features.names)}"
+            f"rows have a column {unknown!r}, which is not a "
+            f"feature{nearest(unknown, features.names)}"
         )
     if not may_lack_columns and (lacking := [name for name in absent if name in features.needed]):
         raise ContractError(f"rows lack columns {lacking}, expected {', '.join(features.names)}")
@@ -133,15 +139,15 @@ def feature_rows(
     for i, name in enumerate(features.numeric):
         if name in named:
             dense[:, i] = numbers(name, named[name])
-    words = features.words
+    string_features = features.string_features
     for i, name in enumerate(features.categorical):
         if name in named:
-            categorical[:, i] = categories(name, named[name], holds_words=name in words)
+            categorical[:, i] = categories(name, named[name], is_string=name in string_features)
     for name, (start, stop, _) in zip(features.lists, features.positions.lists):
         if name in named:
             options = features.list_options_of(name)
             categorical[:, start:stop] = _elements(
-                name, named[name], options, holds_words=name in words
+                name, named[name], options, is_string=name in string_features
             )
     return FeatureRows(dense=dense, categorical=categorical)
 
@@ -171,7 +177,7 @@ def numbers(name: str, values: Any) -> NDArray[np.float32]:
 
 
 def categories(
-    name: str, values: Any, *, holds_words: bool = False, exact_below: int | None = None
+    name: str, values: Any, *, is_string: bool = False, exact_below: int | None = None
 ) -> NDArray[np.int64]:
     """Return the category ids [n] of a column's values. Missing values are -1.
 
@@ -180,7 +186,7 @@ def categories(
     Args:
         name: Name of the column, for errors.
         values: List or array.
-        holds_words: Whether the categories of the column are strings.
+        is_string: Whether the categories of the column are strings.
         exact_below: See `contracts.values.EXACT_BELOW`. None = derived from the type of `values`.
 
     Raises:
@@ -191,7 +197,7 @@ def categories(
     of_column = exact_below or EXACT_BELOW.get(_type_name(values), EXACT_FLOATS)
     # Convert each distinct value once, because click logs contain many repetitions.
     found: dict[Any, int] = {}
-    places = np.empty(len(values), dtype=np.int64)
+    result = np.empty(len(values), dtype=np.int64)
     for row, value in enumerate(values.to_pylist() if _is_arrow(values) else values):
         plain_value = _plain_value(value)
         key = (type(value), plain_value if isinstance(plain_value, _SCALARS) else None)
@@ -202,18 +208,18 @@ def categories(
                 else of_column
             )
             try:
-                word = word_of(plain_value, holds_words=holds_words, exact_below=limit)
+                word = text_of_value(plain_value, is_string=is_string, exact_below=limit)
             except NoCategory as error:
                 raise WrongValue(
                     column=name, row=row, value=plain_value, expected=error.expected
                 ) from None
             found[key] = MISSING_CATEGORY if word is None else category_of(word)
-        places[row] = found[key]
-    return places
+        result[row] = found[key]
+    return result
 
 
 def _elements(
-    name: str, values: Any, options: ListOptions, *, holds_words: bool
+    name: str, values: Any, options: ListOptions, *, is_string: bool
 ) -> NDArray[np.int64]:
     """Return the first elements of a column's lists, [n, `options.max`], padded with -1."""
     lists = values.to_pylist() if _is_arrow(values) else values
@@ -232,7 +238,7 @@ def _elements(
         elements = categories(
             name,
             [each for value in taken for each in value],
-            holds_words=holds_words,
+            is_string=is_string,
             exact_below=EXACT_BELOW.get(_type_name(values)),
         )
     except WrongValue as error:
@@ -291,7 +297,7 @@ def _columns_by_name(rows: Any) -> Mapping[str, Any]:
 
 
 _NO_COLUMNS = (str, bytes, bytearray, Mapping, set, frozenset)
-"""Types that have a length, but cannot be a column of values in a fixed order."""
+"""Types that have a length, but are not accepted as the values of a column."""
 
 
 def _type_name(values: Any) -> str:

@@ -1,9 +1,9 @@
 """Score feature matrices on a Triton server: one connection, a queue of callers, and retries.
 
 A request that is too large is split. If versions are switched meanwhile, different versions may
-answer the parts of one request. In this case, the client repeats the parts with answers of the
-older version until one version has answered all parts. The configuration of a version lists the
-version's columns, and the rows are sent with these columns.
+answer the parts of one request. The client then repeats the parts with answers of the older version
+until one version has answered all parts. The configuration of a version lists the version's
+columns, and the rows are sent with these columns.
 
 Scoring has no side effects, so a request may be repeated. These temporary failures are retried: an
 unreachable server, a full queue, a version switch (`ServerUnavailable`), and a known model that is
@@ -51,7 +51,7 @@ logger = logging.getLogger(__name__)
 
 _SERVER = re.compile(r"(dns:///)?[^/\s]+:\d+")
 _MAX_COLUMNS = 3
-"""During a version switch, maximum number of sets of columns that one attempt tries."""
+"""Maximum number of versions whose columns one attempt sends during a version switch."""
 _OUTPUTS = [InferRequestedOutput(PROBABILITY_OUTPUT.name)]
 
 
@@ -96,8 +96,8 @@ async def shadow_of(scored: Scored, seconds: float) -> Scored | None:
     answer = (
         scored.shadow.result() if scored.shadow.done() and not scored.shadow.cancelled() else None
     )
-    # During a promotion, both arms can have the same version. A version's scores must not be
-    # compared with themselves.
+    # During a promotion, both arms can have the same version. Two scores of one version are not a
+    # comparison.
     return None if answer is None or answer.model_version == scored.model_version else answer
 
 
@@ -118,8 +118,8 @@ class ClientSettings:
     them."""
     max_in_flight: int = 16
     """For each replica, maximum number of concurrent requests whose callers are waiting. Callers
-    that got `DeadlineExpired` no longer wait. With their calls, up to four times this number of
-    calls may be unanswered."""
+    that got `DeadlineExpired` no longer wait, but the server may still process their calls. A
+    replica has at most four times this number of unanswered calls."""
     max_waiting: int = 4096
     """Maximum number of callers that wait for a free slot. Further callers get `Overloaded`
     immediately."""
@@ -198,7 +198,7 @@ class ScoringClient:
         loaded again."""
         self._own_columns = columns
         self._columns: dict[tuple[str, int], ColumnMap] = {}
-        """Columns of each version that is known, by model and version number."""
+        """Columns of each known version. The key is the model's name and the version number."""
         self._newest: dict[str, ColumnMap] = {}
         """For each model, the columns of the newest known version. A version is the newest if it
         answered last, or if its configuration was read after the last answer."""
@@ -289,9 +289,9 @@ class ScoringClient:
         self, request: _Request, dense: NDArray[np.float32], categorical: NDArray[np.int64]
     ) -> Scored:
         parts: dict[int, Scored] = {}
-        """Answered parts of the request, each under the number of its first row. The order is that
-        of the answers, because after a rollback, the newest version does not have the highest
-        number."""
+        """Answered parts of the request by the number of their first row, in the order of the
+        answers. The newest version is the version of the last answer, and not the highest number,
+        because a rollback can make a lower number live."""
         stale = list(range(0, len(dense), MAX_BATCH_ROWS))
         backoff = self._settings.first_backoff_seconds
 
@@ -320,7 +320,7 @@ class ScoringClient:
         versions = sorted({part.model_version for part in parts.values()})
         raise VersionsMixed(
             f"server {self.server} answered one request of {len(dense)} rows from versions "
-            f"{versions}, expected one"
+            f"{versions}, expected one version"
         )
 
     async def _score_part(
@@ -350,7 +350,7 @@ class ScoringClient:
     async def _call_version(
         self, request: _Request, dense: NDArray[np.float32], categorical: NDArray[np.int64]
     ) -> Any:
-        """Send the rows in the columns of the newest version, and return the reply."""
+        """Send the feature columns that the newest version expects, and return the reply."""
         if self._own_columns is None:
             return await self._call_server(request, _input_tensors(dense, categorical))
         for _ in range(_MAX_COLUMNS):
@@ -391,7 +391,7 @@ class ScoringClient:
             reported = (
                 f"server {self.server} reports the columns {str(stated)[:80]!r} of {request.model}"
             )
-            raise BadReply(f"{reported}, expected them as JSON") from error
+            raise BadReply(f"{reported}, expected JSON") from error
         for version in config.version_policy.specific.versions:
             self._columns[request.model, version] = newest
         self._newest[request.model] = newest
@@ -469,8 +469,8 @@ def _read_reply(reply: Any, num_rows: int, server: str) -> Scored:
         raise BadReply(f"server {server} sent no output {PROBABILITY_OUTPUT.name}")
     if scores.dtype != np.float32 or scores.shape != (num_rows, PROBABILITY_OUTPUT.width):
         raise BadReply(
-            f"server {server} sent {scores.dtype} {list(scores.shape)}, "
-            f"expected float32 {[num_rows, PROBABILITY_OUTPUT.width]}"
+            f"server {server} sent {scores.dtype} {list(scores.shape)}, expected float32 "
+            f"{[num_rows, PROBABILITY_OUTPUT.width]}"
         )
     flat = scores[:, 0]
     # For NaN, both of the following comparisons are False.

@@ -22,6 +22,6 @@ class Timing(NamedTuple):
     sleep: Callable[[float], Awaitable[Any]] = asyncio.sleep
     jitter: Callable[[float], float] = shortened
     """Function that returns the actual wait for a backoff in seconds."""
-    chance: Callable[[], float] = random.random
+    uniform: Callable[[], float] = random.random
     """Function that returns a uniform number in [0, 1), for exploration. Unlike NumPy's generator,
     Python's generator is reseeded after a fork."""

@@ -100,8 +100,8 @@ class GrpcTransport:
         self._problem: OSError | None = None
         """Error of the last name resolution, if it failed."""
         self._line = asyncio.Lock()
-        """Lock for the line of callers. The first caller in the line holds the lock while it waits
-        for a slot. All other callers wait for the lock, in order."""
+        """Lock that orders the waiting callers. The first caller holds the lock while it waits for
+        a slot. All other callers wait for the lock, in order."""
         self._freed = asyncio.Event()
         self._turn = 0
 
@@ -383,8 +383,7 @@ class _Copies:
         clock = self._transport._clock
         while True:
             timeout = max(min(end - clock(), self._seconds_to_check()), 0.0)
-            # asyncio.wait does not cancel the calls at the timeout. The calls are not cancelled
-            # either if the caller is cancelled.
+            # asyncio.wait cancels no call, neither at the timeout nor if the caller is cancelled.
             done, _ = await asyncio.wait(
                 self._calls, timeout=timeout, return_when=asyncio.FIRST_COMPLETED
             )
@@ -395,13 +394,13 @@ class _Copies:
                 except InferenceServerException as error:
                     if _is_down(error):
                         self._down.add(replica.address)
-                        self._send_elsewhere()
+                        self._send_to_other_replica()
                     if not self._calls:
                         raise
             if not done and clock() >= end:
                 raise asyncio.TimeoutError
             if not done and not self._is_repeated:
-                self._is_repeated = self._send_elsewhere()
+                self._is_repeated = self._send_to_other_replica()
 
     def _seconds_to_check(self) -> float:
         """Return the number of seconds after which to check for a stalled copy."""
@@ -414,7 +413,7 @@ class _Copies:
             return _CHECK_SECONDS  # check whether another connection has a free slot
         return min((each.seconds_to_stall() for each in here), default=float("inf"))
 
-    def _send_elsewhere(self) -> bool:
+    def _send_to_other_replica(self) -> bool:
         """Send another copy of the call, if a connection without a copy has a free slot.
 
         Returns True if a copy was sent.
@@ -431,7 +430,7 @@ class _Copies:
         return replica
 
     def give_up(self) -> None:
-        """Abandon all copies that have no answer yet. Abandoned calls end on their own."""
+        """Abandon all unanswered copies of the request. Abandoned calls end on their own."""
         for call in list(self._calls):
             self._drop(call)
 

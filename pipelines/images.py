@@ -34,8 +34,8 @@ DOCKERFILES = {
 repository's root."""
 
 STEP_OF_VARIANT = {"training_hugectr": "training", "preprocessing_gpu": "preprocessing"}
-"""Step of each image that is based on NVIDIA's Merlin image. These images do not install the step's
-lock."""
+"""For each image that is based on NVIDIA's Merlin image, the step that runs in it. These images do
+not install the step's lock."""
 
 _PREFIX = "evergreen-"
 

@@ -20,8 +20,8 @@ def locations_of(document: Any) -> dict[str, str]:
         document: The pipeline's IR, parsed.
 
     Raises:
-        KeyError: A folder or server is missing in the pipeline. Older revisions compiled folders
-            and servers as parameters.
+        KeyError: A folder or server is missing in the pipeline. Pipelines of older revisions have
+            parameters for folders and servers.
     """
     found = {name: given["runtimeValue"]["constant"] for name, given in _given(document)}
     return {name: str(found[name]) for name in LOCATIONS}

@@ -83,7 +83,7 @@ class Nodes:
     """Nodes on which a step's pods may run."""
 
     selector: Mapping[str, str] = field(default_factory=dict)
-    """Labels that a node must have. Empty means any node."""
+    """Labels that a node must have. If there are none, any node is used."""
     tolerations: tuple[Toleration, ...] = ()
     """Taints that the pods tolerate."""
 
@@ -121,9 +121,9 @@ class Placement:
     mount_path: str = "/evergreen"
     """Folder in the pods where the volume is mounted."""
     accelerator: str = "nvidia.com/gpu"
-    """Extended resource that training requests. Empty means no GPU. On GKE, a MIG slice is also
-    called `nvidia.com/gpu`, and `gpu_nodes` selects its nodes by their partition size. With the
-    strategy `mixed`, NVIDIA's device plugin names a slice by its size, such as
+    """Kubernetes resource of the GPUs for the training step. An empty text means no GPU. On GKE, a
+    MIG slice is also called `nvidia.com/gpu`, and `gpu_nodes` selects its nodes by their partition
+    size. With the strategy `mixed`, NVIDIA's device plugin names a slice by its size, such as
     `nvidia.com/mig-1g.5gb`."""
     gpu_nodes: Nodes = Nodes(tolerations=(Toleration(key="nvidia.com/gpu"),))
     """Nodes for steps that request an accelerator. The setting has no effect without an
@@ -160,10 +160,11 @@ class Placement:
     device: typing.Literal["cpu", "gpu"] = "cpu"
     """Device on which onnxruntime runs. A MIG slice is a GPU."""
     backend: typing.Literal["pytorch", "hugectr", "torchrec"] = "pytorch"
-    """Trainer of the training step, which also decides its image."""
+    """Training engine. The training step runs in the image of this engine."""
     fbgemm: typing.Literal["cpu", "gpu"] = "cpu"
-    """Build of FBGEMM (TorchRec's kernels) in the training image. `gpu` states that the image was
-    built with `--build-arg FBGEMM=fbgemm-gpu`. `torchrec` needs this build with an accelerator."""
+    """Build of FBGEMM (TorchRec's kernels) in the training image. Set `gpu` if the image was built
+    with `--build-arg FBGEMM=fbgemm-gpu`. The backend `torchrec` needs this build if there is an
+    accelerator."""
     training_gpus: int = 1
     """Number of GPUs of the training step, which share each batch. Only `hugectr` and `torchrec`
     support more than one GPU."""
@@ -185,8 +186,8 @@ class Placement:
     """Address of a running Dask scheduler whose workers have extraction's image. With an empty
     text, the step uses processes in its own pod."""
     preprocessing_dask_scheduler: str = ""
-    """Address of a running Dask scheduler whose workers have preprocessing's image. Empty means
-    processes in the step's pod."""
+    """Address of a running Dask scheduler whose workers have preprocessing's image. With an empty
+    text, the step uses processes in its own pod."""
     beam_options: str = ""
     """Beam pipeline options for statistics of very large windows, such as
     `--runner=DataflowRunner`. With an empty text, the step computes the statistics in its own
@@ -198,29 +199,27 @@ class Placement:
     (docs/kubernetes/kfp-runs.md)."""
     training_retries: int = 4
     """Number of retries of training, the longest step. A retry resumes from the checkpoint, so that
-    the loss of a node costs only minutes. Preemptible nodes need a larger number. Retry n, counted
-    from 0, delays the report of a permanent error by 10 s * 3^n. The four default retries delay the
-    report by 7 minutes."""
+    the loss of a node costs only minutes. Choose a larger number for preemptible nodes. Retry n,
+    counted from 0, delays the report of a permanent error by 10 s * 3^n. The four default retries
+    delay the report by 7 minutes."""
 
     def __post_init__(self) -> None:
         expect(self, "at least 1", lambda value: value >= 1, "training_gpus", "training_processes")
         if self.training_gpus > 1 and self.backend == "pytorch":
             raise ContractError(
-                f"training_gpus is {self.training_gpus} with backend {self.backend}, which trains "
-                "on one GPU, "
-                "expected 1, or backend hugectr or torchrec"
+                f"training_gpus is {self.training_gpus}, expected 1 with backend {self.backend}; "
+                "only hugectr and torchrec train on several GPUs"
             )
         if self.training_processes > 1 and self.backend != "torchrec":
             raise ContractError(
-                f"training_processes is {self.training_processes} with backend {self.backend}, "
-                "which trains in one "
-                "process, expected 1, or backend torchrec"
+                f"training_processes is {self.training_processes}, expected 1 with backend "
+                f"{self.backend}; only torchrec trains in several processes"
             )
         if self.backend == "torchrec" and self.accelerator and self.fbgemm != "gpu":
             raise ContractError(
-                f"backend is torchrec with accelerator {self.accelerator!r} and fbgemm is "
-                f"{self.fbgemm!r}, expected accelerator '' or fbgemm gpu: the training image has "
-                "FBGEMM's kernels for CPUs unless it was built with --build-arg FBGEMM=fbgemm-gpu"
+                f"fbgemm is {self.fbgemm!r}, expected 'gpu' for backend torchrec with accelerator "
+                f"{self.accelerator!r}. Build the training image with --build-arg "
+                "FBGEMM=fbgemm-gpu, because its default FBGEMM has only CPU kernels"
             )
         if (
             self.backend == "torchrec"
@@ -229,17 +228,15 @@ class Placement:
         ):
             raise ContractError(
                 f"training_processes is {self.training_processes} with {self.training_gpus} "
-                "training_gpus, expected "
-                "equal "
-                "numbers: backend torchrec has one process for each GPU"
+                "training_gpus, expected equal numbers: backend torchrec has one process for each "
+                "GPU"
             )
         many = self.trainer == "kubeflow" and self.backend == "torchrec"
         if self.training_nodes < 1 or (self.training_nodes > 1 and not many):
             raise ContractError(
                 f"training_nodes is {self.training_nodes} with trainer {self.trainer} and backend "
-                f"{self.backend}, "
-                "expected 1, or more with trainer kubeflow and a backend that trains on several "
-                "nodes"
+                f"{self.backend}, expected 1: several nodes need trainer kubeflow and backend "
+                "torchrec"
             )
         if self.backend == "hugectr" and not self.accelerator:
             raise ContractError(
@@ -266,12 +263,12 @@ class Placement:
 
     @property
     def locations(self) -> dict[str, str]:
-        """Folders and servers of the runs, by name of the steps' arguments."""
+        """Folders and servers of the runs. The keys are names of step arguments."""
         folders = {name: f"{self.mount_path}/{name}" for name in ("lake", "store", "work")}
         return {name: getattr(self, name) or folders.get(name, "") for name in LOCATIONS}
 
 
-def place(task: dsl.PipelineTask, step: str, placement: Placement) -> dsl.PipelineTask:
+def configure_task(task: dsl.PipelineTask, step: str, placement: Placement) -> dsl.PipelineTask:
     """Configure the task of `step` according to the placement, and return the task."""
     needs, follows = (
         placement.needs_of(step),
@@ -457,8 +454,8 @@ def read_placement(path: Path | None, overrides: Mapping[str, Any]) -> Placement
 
     Raises:
         ContractError: the file cannot be read, is not a mapping, has an unknown field or a wrong
-            type, or names a value that `cluster.env` lacks. The error also means that the placement
-            cannot work.
+            type, or names a value that `cluster.env` lacks. This error is also raised if two fields
+            contradict each other.
     """
     fields: Any = dict(overrides)
     if path:
@@ -518,4 +515,6 @@ def _with_values(value: Any, source: Path) -> Any:
     except KeyError as error:
         raise ContractError(f"{value!r} names {error.args[0]}, which {source} lacks") from error
     except ValueError as error:
-        raise ContractError(f"{value!r} holds a '$' without a name, expected ${{NAME}}") from error
+        raise ContractError(
+            f"{value!r} contains a '$' without a name, expected ${{NAME}}"
+        ) from error

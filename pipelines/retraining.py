@@ -20,20 +20,20 @@ from components.run_outcome.component import run_outcome
 from components.training.component import training
 from components.validation.component import validation
 from evergreen.runtime.kubeflow import PIPELINE_NAME
-from pipelines.placement import Placement, place, train_job_spec
+from pipelines.placement import Placement, configure_task, train_job_spec
 
 
 def retraining_pipeline(placement: Placement) -> Callable[..., Any]:
-    """Return the pipeline, placed for one cluster.
+    """Return the pipeline with the placement of one cluster.
 
-    Conditions test plain bools, because kfp 2.17 silently skips an If on a NamedTuple field without
-    an Else (kubeflow/pipelines pull request 13313). Each condition costs an additional pod. The
-    condition before deployment is nevertheless needed. Without this condition, a deployment that
-    releases nothing would be shown as successful on Kubeflow's page.
+    Conditions test plain bools, because kfp 2.17 has an error with fields of NamedTuples. kfp
+    silently skips an `If` on such a field if there is no `Else` (kubeflow/pipelines pull request
+    13313). Each condition costs an additional pod. Without the condition before deployment,
+    Kubeflow's page would show a deployment that releases nothing as successful.
     """
     locations = placement.locations
-    # Kubeflow replaces a constant that equals one of these placeholders, but not one inside a
-    # longer string. The first placeholder is empty if a schedule starts the run.
+    # Kubeflow replaces a placeholder only if it is the complete constant, and not if it is part of
+    # a longer string. The first placeholder is empty if a schedule starts the run.
     run_arguments = {
         "run": dsl.PIPELINE_JOB_NAME_PLACEHOLDER,
         "run_resource": dsl.PIPELINE_JOB_RESOURCE_NAME_PLACEHOLDER,
@@ -43,7 +43,7 @@ def retraining_pipeline(placement: Placement) -> Callable[..., Any]:
     common = {**run_arguments, "work": locations["work"]}
 
     def step(component: Any, **arguments: Any) -> dsl.PipelineTask:
-        return place(component(**arguments), component.name.replace("-", "_"), placement)
+        return configure_task(component(**arguments), component.name.replace("-", "_"), placement)
 
     @dsl.pipeline(name=PIPELINE_NAME, display_name="Evergreen retraining")
     def retraining(

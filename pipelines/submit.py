@@ -180,8 +180,9 @@ def schedule(
 def check_cron(cron: str) -> str:
     """Return the cron line with single spaces.
 
-    The server also accepts five fields, but reads them as seconds to months. For example, `0 3 * *
-    *` usually means daily at three o'clock, but the server would start a run every hour.
+    The server also accepts five fields, but reads the first field as seconds and not as minutes.
+    For example, `0 3 * * *` usually means daily at three o'clock, but the server would start a run
+    every hour.
 
     Raises:
         ContractError: the line does not have six fields.
@@ -203,8 +204,7 @@ def _keep_version(server: KubeflowServer, known: Any, *, name: str, digest: str)
     if described.startswith("sha256:") and described != digest:
         raise PermanentError(
             f"version {name} is on {server.host} with other content ({described[:19]}, this file "
-            "is "
-            f"{digest[:19]}), expected an unused name"
+            f"is {digest[:19]}), expected an unused name"
         )
     note = "" if described else ", although its description has no hash of its content"
     logger.info("version %s exists already and is used%s", name, note)

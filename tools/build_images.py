@@ -41,9 +41,15 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--registry", default="", help="prefix of the images; empty = local names")
     parser.add_argument("--tag", default="", help="tag of the images (default: the git revision)")
-    parser.add_argument("--revision", default="", help="revision for the label (default: from git)")
     parser.add_argument(
-        "--source", default="unknown", help="address of the repository, for the label"
+        "--revision",
+        default="",
+        help="revision, written to a label of the images (default: from git)",
+    )
+    parser.add_argument(
+        "--source",
+        default="unknown",
+        help="address of the repository, written to a label of the images",
     )
     parser.add_argument(
         "--dirty", action="store_true", help="also build uncommitted changes, and mark the tag"
@@ -75,7 +81,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"--tag is {tag!r}, expected an immutable tag of letters, digits, _ . -"
         )
     if arguments.push and not arguments.registry:
-        raise ContractError("--push is given without --registry, expected the registry to push to")
+        raise ContractError(
+            "--push is given without --registry, expected --registry with the target of the push"
+        )
     engine = arguments.engine
     # Podman would resolve a name without a registry to an image in any registry, and tag that
     # image.
@@ -145,8 +153,8 @@ def _git_revision(dirty: bool) -> str:
     if changed and not dirty:
         raise ContractError(
             f"{len(changed)} files are not committed, such as {changed[0].split(maxsplit=1)[1]}: a "
-            "tag by revision "
-            "would not identify the content of the image. Commit them, or set DIRTY=1 (--dirty)"
+            "tag by revision would not identify the content of the image. Commit them, or set "
+            "DIRTY=1 (--dirty)"
         )
     return f"{revision}-dirty" if changed else revision
 
@@ -154,8 +162,9 @@ def _git_revision(dirty: bool) -> str:
 def _write_digests(engine: str, references: Mapping[str, str], path: Path) -> None:
     """Write the digest of each pushed image, one `repository@sha256:...` per line.
 
-    Podman compresses an image again for a push, so its `RepoDigests` are the digests of the local
-    image. Podman's push command has written the registry's digest.
+    Podman compresses an image again when it pushes the image. For Podman, `RepoDigests` are
+    therefore digests of the local image, and the registry's digest is read from the file that the
+    push wrote.
 
     Raises:
         PermanentError: the engine has no digest of an image, so the image was not pushed.
@@ -172,7 +181,7 @@ def _write_digests(engine: str, references: Mapping[str, str], path: Path) -> No
         digests = [digest for digest in known if digest.partition("@")[0] == repository]
         if not digests:
             raise PermanentError(
-                f"{engine} knows no digest of {reference}: {done.stderr.strip() or known}"
+                f"{engine} has no digest of {reference}: {done.stderr.strip() or known}"
             )
         lines.append(digests[0])
     write_whole(path, "".join(f"{line}\n" for line in lines))

@@ -34,8 +34,8 @@ _EXTRAS = {
 }
 """Optional packages, for a traffic plan in a bucket or for an event log."""
 _LOCKS = ("driver.lock", "serving.lock")
-"""Locks that define the minimum version of each dependency: the oldest version in any lock. Tests
-run the wheel with the versions of both locks."""
+"""Lock files that define the wheel's minimum versions. The minimum is the older of a package's
+versions in these files. Tests run the wheel with the versions of each lock."""
 _PROJECT = """\
 [build-system]
 requires = ["setuptools"]
@@ -81,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     output: Path = build_parser().parse_args(argv).output.resolve()
     with TemporaryDirectory() as folder:
-        _lay_out(Path(folder))
+        _write_sources(Path(folder))
         flags = [
             "--no-deps",
             "--no-index",
@@ -98,7 +98,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _lay_out(folder: Path) -> None:
+def _write_sources(folder: Path) -> None:
     """Write the wheel's sources into an empty folder."""
     for path in _client_modules().values():
         target = folder / path.relative_to(_REPOSITORY)
@@ -172,7 +172,8 @@ def _requirement(needed: str) -> str:
     ]
     if not versions:
         raise ContractError(
-            f"{name} is in none of {', '.join(_LOCKS)}, expected it in at least one"
+            f"{name} is absent from {', '.join(_LOCKS)}, expected a version in at least one of "
+            "these files"
         )
     return f"{needed}>={min(versions, key=lambda text: [int(part) for part in text.split('.')])}"
 

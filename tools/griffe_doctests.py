@@ -20,7 +20,7 @@ def fenced(text: str) -> str:
 
 
 class FencedDoctests(griffe.Extension):  # type: ignore[misc]  # only the docs environment has it
-    """Extension that fences the doctests of every object that has a docstring."""
+    """Extension that puts each doctest of a docstring into a code block."""
 
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
         """Replace the text of the docstring."""

@@ -36,7 +36,7 @@ GLOSSARY = {
     r"line of models": "lineage",
     r"judg(?:e|es|ed|ing)": "evaluate, compare or decide",
 }
-"""Patterns of words to avoid, each with the field's term."""
+"""Patterns of words to avoid, each with the technical term to use instead."""
 _IS_EXEMPT = re.compile(r"property|fixture|overload|setter|component|pipeline")
 
 
@@ -95,7 +95,7 @@ def _glossary_faults(text: str) -> Iterator[str]:
     bare = re.sub(r"`[^`]*`", "", text)
     for pattern, term in GLOSSARY.items():
         if match := re.search(rf"\b(?:{pattern})\b", bare):
-            yield f"says {match[0]!r}; the field's term is: {term}"
+            yield f"contains {match[0]!r}; the technical term is: {term}"
 
 
 @exits_with_code

@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
-from cli.registries.exported import Exported, read_store
+from cli.registries.exported import Exported, read_exported
 from evergreen.runtime.errors import ContractError, TemporaryError
 from evergreen.runtime.exit_codes import ExitCode, exits_with_code
 from evergreen.runtime.flags import CommandParser, add_store_flag
@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     log_as_text("%(asctime)s %(name)s %(message)s")
     if not (arguments.mlflow or arguments.model_registry):
         raise ContractError("neither --mlflow nor --model-registry is given, expected at least one")
-    exported, code = read_store(typed_folder(arguments.store, "--store")), ExitCode.DONE
+    exported, code = read_exported(typed_folder(arguments.store, "--store")), ExitCode.DONE
     if exported is None:
         return code
     for export in _exporters(arguments.mlflow, arguments.model_registry):
@@ -60,7 +60,7 @@ def _exporters(
     Exporters are imported late, because each client takes seconds to import.
     """
     if mlflow:
-        # Disable usage reports, four minutes of retries for an unreachable server, and printed
+        # The client must not report usage, retry an unreachable server for four minutes, or print
         # addresses.
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")

@@ -21,7 +21,7 @@ class Exported:
 
     name: str
     """Name of the recommender."""
-    rounds: list[ModelCard]
+    cards: list[ModelCard]
     """Cards of the models that the gate evaluated, oldest first."""
     versions: list[tuple[Release, ModelCard]]
     """Versions that served traffic, live or as a canary, with the cards of their models. The
@@ -31,30 +31,32 @@ class Exported:
     `candidate` the canary. A number is None if there is no such version."""
 
 
-def read_store(store: Path) -> Exported | None:
-    """Return the content of the store, or None if the gate has evaluated no model yet.
+def read_exported(store: Path) -> Exported | None:
+    """Return the models and versions of a registry, or None if no model has been evaluated yet.
 
     Raises:
         ContractError: the journal or a manifest is corrupt.
     """
-    rounds = [
+    cards = [
         ModelCard.read(path)
         for path in sorted((store / "verdicts").glob(f"*/{card_path(store, '').name}"))
     ]
-    if not rounds:
+    if not cards:
         return None
-    rounds.sort(key=lambda card: moment_of(card.model.created_at))
-    cards = {card.model_id: card for card in rounds}
+    cards.sort(key=lambda card: moment_of(card.model.created_at))
+    card_of = {card.model_id: card for card in cards}
     lines = [line for line in promotion_journal.read_effective(store) if line.action != BAKED]
     releases = [read_release(store, number) for number in sorted({line.version for line in lines})]
     releases = [
-        each for each in releases if each.model_id in cards and local_path(each.graph_uri).exists()
+        each
+        for each in releases
+        if each.model_id in card_of and local_path(each.graph_uri).exists()
     ]
     live, canary = promotion_journal.current(store), promotion_journal.canary_at_work(store)
     return Exported(
-        name=rounds[-1].model.recommender.name,
-        rounds=rounds,
-        versions=[(each, cards[each.model_id]) for each in releases],
+        name=cards[-1].model.recommender.name,
+        cards=cards,
+        versions=[(each, card_of[each.model_id]) for each in releases],
         aliases={
             "champion": live.version if live else None,
             "candidate": canary.version if canary else None,

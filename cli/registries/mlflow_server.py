@@ -34,7 +34,7 @@ from evergreen.storage.uris import local_path
 VERSION_TAG = "evergreen.version"
 """Tag of a model version with our version number. Each run has the tag `model_id`. The export finds
 existing entries by these tags."""
-_MOST_RUNS = 50_000
+_MAX_RUNS = 50_000
 """Maximum number of runs that a server returns in one response, enough for five years of hourly
 runs."""
 _TYPES = {"FP32": np.dtype(np.float32), "INT64": np.dtype(np.int64)}
@@ -53,18 +53,18 @@ def export(uri: str, exported: Exported) -> None:
         client, experiment = MlflowClient(), mlflow.set_experiment(exported.name).experiment_id
         known = {
             each.data.tags.get("model_id"): each
-            for each in client.search_runs([experiment], max_results=_MOST_RUNS)
+            for each in client.search_runs([experiment], max_results=_MAX_RUNS)
         }
         runs = {
             card.model_id: _run_of(client, experiment, card, found=known.get(card.model_id))
-            for card in exported.rounds
+            for card in exported.cards
         }
         numbers = {
             each.version: _number_of(client, each, card, run_id=runs[card.model_id])
             for each, card in exported.versions
         }
         if numbers:
-            _point(
+            _set_aliases(
                 client,
                 exported.name,
                 {alias: numbers.get(n or 0) for alias, n in exported.aliases.items()},
@@ -151,8 +151,11 @@ def _number_of(client: MlflowClient, release: Release, card: ModelCard, *, run_i
     return str(client.update_model_version(name, number, description=card.verdict.reason).version)
 
 
-def _point(client: MlflowClient, name: str, aliases: dict[str, str | None]) -> None:
-    """Set each alias to the MLflow version with this number. Remove the alias if it is None."""
+def _set_aliases(client: MlflowClient, name: str, aliases: dict[str, str | None]) -> None:
+    """Set each alias to the MLflow version with this number.
+
+    Remove each alias whose number is None.
+    """
     found = client.get_registered_model(name).aliases
     for alias, number in aliases.items():
         if number == found.get(alias):

@@ -4,12 +4,13 @@ The step exports the graph, checks its parity, and appends a request to the jour
 registry. The controller carries out the request and records an answer. If no controller accepts the
 request in time, the step withdraws the request and ends with code 3.
 
-docs/reference/exit-codes.md lists the exit codes. Code 1 means that the model must not be released:
-the verdict is a rejection, `rollout` is `none`, the champion of the verdict is no longer live, or a
-canary is running. Only a new run can help, because a retry of the step gives the same result. A
-retry after code 0 gives the same result too, even if the version was rolled back since. After codes
-2 and 3, the previous live version is still live, and a retry asks again. The retry is refused if
-somebody asked for a rollback since the first request of the run.
+docs/reference/exit-codes.md lists the exit codes. Code 1 means that the model must not be released.
+The reason may be that the gate rejected the model or that `rollout` is `none`. Other reasons are a
+running canary, and a verdict whose champion is no longer live. Only a new run can help, because a
+retry of the step gives the same result. A retry after code 0 gives the same result too, even if the
+version was rolled back since. After codes 2 and 3, the previous live version is still live, and a
+retry requests the release again. The retry is refused if somebody asked for a rollback since the
+first request of the run.
 """
 
 import argparse
@@ -93,7 +94,7 @@ def main(argv: list[str] | None = None) -> int:
     from evergreen.storage.uris import local_path
 
     store = local_path(arguments.store)
-    with runs.noted(store, arguments.run, STEP) as note:
+    with runs.step_note(store, arguments.run, STEP) as note:
         runs.forget_report(store, arguments.run, STEP)
         try:
             _deploy(arguments, note)
@@ -110,7 +111,7 @@ def _deploy(arguments: argparse.Namespace, note: runs.StepNote) -> None:
     from evergreen.contracts import requests as kinds
     from evergreen.contracts.checks import PASS
     from evergreen.contracts.manifests import Model, RawDataset, Verdict
-    from evergreen.registry.requests import ask, expect_done, final_answer, open_requests
+    from evergreen.registry.requests import expect_done, final_answer, open_requests, submit_request
     from evergreen.serving.canary_policy import FIRST_SHARE
     from evergreen.serving.prepare import prepare_request, remove_prepared
     from evergreen.storage.references import read_reference
@@ -137,7 +138,8 @@ def _deploy(arguments: argparse.Namespace, note: runs.StepNote) -> None:
         )
     store = local_path(arguments.store)
     if (earlier := final_answer(store, arguments.run, model.model_id)) is not None:
-        # A retry after the answer. A person may have rolled the version back since.
+        # This is a retry, and the request was already answered. A person may have rolled the
+        # version back since.
         logger.info("request %s of this run was answered already", earlier.id)
         result = expect_done(earlier)
         _report_release(
@@ -167,9 +169,13 @@ def _deploy(arguments: argparse.Namespace, note: runs.StepNote) -> None:
         trigger_id=arguments.trigger_id or None,
         share={CANARY: FIRST_SHARE, SHADOW: 0.0}.get(rollout),
     )
-    logger.info("request %s is in the journal until %s", request.request, request.deadline)
+    logger.info(
+        "request %s was appended to the journal; the controller can accept it until %s",
+        request.request,
+        request.deadline,
+    )
     try:
-        result = ask(store, request, clock=_now, sleep=time.sleep, report=logger.info)
+        result = submit_request(store, request, clock=_now, sleep=time.sleep, report=logger.info)
     finally:
         # An unreadable journal must not hide the first error.
         with suppress(ContractError, TemporaryError):
@@ -195,11 +201,11 @@ def _report_release(
     assert result.version is not None
     done = read_release(store, result.version)
     done.write(arguments.output)
-    place = read_serving_target(store)
-    serves = SERVES[rollout] if place is not None and place.triton_urls else "is published"
+    target = read_serving_target(store)
+    serves = SERVES[rollout] if target is not None and target.triton_urls else "is published"
     served = (promotion_journal.current(store), promotion_journal.canary_at_work(store))
     if done.version not in {each.version for each in served if each is not None}:
-        serves = "served for this run before and serves no longer"
+        serves = "was released for this run earlier, and is no longer served"
     note.reason = f"version {done.version} {serves}; {verdict.sentence}"
     note.facts = {
         "rollout": rollout,

@@ -15,7 +15,7 @@ from evergreen.contracts.manifests import Model, RawDataset, TrainingSet, Valida
 from evergreen.networks import share_cores
 from evergreen.registry.model_cards import card_path, completed
 from evergreen.registry.models import champion, keep_verdict, scores_path
-from evergreen.registry.runs import forget_report, keep_report, noted
+from evergreen.registry.runs import forget_report, keep_report, step_note
 from evergreen.runtime.durable import own_umask, write_whole
 from evergreen.runtime.errors import Refused
 from evergreen.runtime.exit_codes import ExitCode, exits_with_code
@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     log_as_text("%(asctime)s %(name)s %(message)s")
     arguments = build_parser().parse_args(argv)
     store = local_path(arguments.store)
-    with noted(store, arguments.run, _STEP) as note:
+    with step_note(store, arguments.run, _STEP) as note:
         forget_report(store, arguments.run, _STEP)
         try:
             verdict = _run(arguments)
@@ -122,7 +122,7 @@ def _run(arguments: argparse.Namespace) -> Verdict:
     scores = ScoreHistogram.of(evaluation.scored.candidate)
     scores.write(scores_path(store, evaluation.verdict.candidate_model_id))
     verdict = keep_verdict(store, evaluation.verdict, raw)
-    # Written last: if the verdict exists, all other files exist.
+    # The verdict is written last, so if it exists, all other files exist too.
     verdict.write(arguments.output)
     return verdict
 

@@ -27,8 +27,8 @@ def evaluation(
         store: Folder URI of the model registry.
         work: Folder URI for big data. The step writes below <work>/<run>/evaluation.
         champion: Model to compare with: current, none, or a released model's id.
-        model: Model manifest of the candidate. This manifest names the encoded rows, whose manifest
-            names the raw rows.
+        model: Model manifest of the candidate. This manifest names the manifest of the encoded
+            rows, and that manifest names the raw rows.
         verdict: Verdict manifest.
         metrics: Metrics to compare runs by: the checks with their intervals, log loss, rows and the
             decision.

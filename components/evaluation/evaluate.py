@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 from components.evaluation.exploration import read_shown, reordering_gain
 from components.evaluation.gate import (
     GateDecision,
-    cut_slices,
     decide,
     measure_rows,
     measure_slices,
+    slice_masks,
 )
 from components.evaluation.leaks import SUSPICIOUS_AUC, column_aucs, describe_leak
 from components.evaluation.scoring import (
@@ -31,9 +31,9 @@ from components.evaluation.scoring import (
 )
 from evergreen.config.gate import GateSettings
 from evergreen.contracts import checks as contract
+from evergreen.contracts.category_texts import ShownValues, read_texts
 from evergreen.contracts.checks import FAIL
 from evergreen.contracts.manifests import CURRENT, Model, RawDataset, Release, TrainingSet, Verdict
-from evergreen.contracts.words import ShownValues, read_words
 from evergreen.contracts.workflow import FeatureWorkflow, vocabulary_changes
 from evergreen.registry.model_cards import SliceQuality
 from evergreen.registry.models import model_in, verified_part
@@ -82,7 +82,7 @@ def evaluate(
         ContractError: The inputs do not belong together, or an input is corrupt.
         Refused: The champion changed since extraction.
     """
-    _expect_same_round(raw, training_set, model)
+    _expect_same_run(raw, training_set, model)
     _expect_same_champion(raw, champion)
     score = partial(
         score_holdout,
@@ -94,8 +94,8 @@ def evaluate(
         new_ids=_new_ids(training_set),
     )
     scored, old = _score_both(raw, training_set, score)
-    slices = cut_slices(
-        scored, is_first_round=training_set.parent_model_uri is None, shown=shown_values(raw)
+    slices = slice_masks(
+        scored, is_first_run=training_set.parent_model_uri is None, shown=shown_values(raw)
     )
     decided = check_holdout(scored, slices, settings)
     for check in decided.checks:
@@ -113,7 +113,7 @@ def evaluate(
         candidate=quality.candidate,
         champion=quality.champion,
         difference=quality.difference,
-        scores_uri=_keep_scores(final, scored).as_uri(),
+        scores_uri=_store_scores(final, scored).as_uri(),
         old_distribution=measure_rows(old) if old else None,
         reordering_gain=reordering_gain(read_shown(local_path(raw.holdout_uri), scored)),
         champion_reference=champion_reference,
@@ -129,7 +129,7 @@ def evaluate(
 def _find_leaks(raw: RawDataset, auc: float | None) -> tuple[dict[str, float], list[str]]:
     """Return each column's own AUC and a warning.
 
-    Both results are empty unless the candidate's AUC is suspiciously high.
+    The dictionary and the list are empty unless the candidate's AUC is suspiciously high.
     """
     if auc is None or auc <= SUSPICIOUS_AUC:
         return {}, []
@@ -180,18 +180,20 @@ def _new_ids(training_set: TrainingSet) -> list[NDArray[np.int64]]:
 
 def shown_values(raw: RawDataset) -> ShownValues:
     """Return the names of a run's categories, and the columns whose values are hidden."""
-    words = read_words(local_path(raw.words_uri)) if raw.words_uri else {}
-    return ShownValues(words=words, hidden=raw.recommender.columns_of_users)
+    texts = read_texts(local_path(raw.texts_uri)) if raw.texts_uri else {}
+    return ShownValues(texts=texts, hidden=raw.recommender.columns_of_users)
 
 
-def _expect_same_round(raw: RawDataset, training_set: TrainingSet, model: Model) -> None:
+def _expect_same_run(raw: RawDataset, training_set: TrainingSet, model: Model) -> None:
     if training_set.raw_digest != raw.digest:
         raise ContractError(
-            f"training set is of raw data {training_set.raw_digest}, expected {raw.digest}"
+            f"training set has raw rows with digest {training_set.raw_digest}, expected digest "
+            f"{raw.digest}"
         )
     if model.raw_digest != raw.digest:
         raise ContractError(
-            f"model {model.model_id} is of raw data {model.raw_digest}, expected {raw.digest}"
+            f"model {model.model_id} was trained on raw rows with digest {model.raw_digest}, "
+            f"expected digest {raw.digest}"
         )
     if model.slot_sizes != training_set.slot_sizes:
         raise ContractError(
@@ -200,8 +202,8 @@ def _expect_same_round(raw: RawDataset, training_set: TrainingSet, model: Model)
         )
     if (raw.replay_holdout_uri is None) != (training_set.replay_holdout_uri is None):
         raise ContractError(
-            f"raw dataset has {raw.num_replay_holdout_rows} old rows held out and the training set "
-            f"{training_set.num_replay_holdout_rows}, expected the same rows"
+            f"raw dataset has {raw.num_replay_holdout_rows} old holdout rows and the training "
+            f"set has {training_set.num_replay_holdout_rows}, expected the same number"
         )
 
 
@@ -213,14 +215,13 @@ def _expect_same_champion(raw: RawDataset, champion: Release | None) -> None:
     found = champion.model_id if champion else None
     if found != raw.champion_model_id:
         raise Refused(
-            f"champion is {found or 'none'}, expected {raw.champion_model_id or 'none'} as when "
-            "the rows were "
-            "extracted, because another one may have been trained on the held-out rows; run the "
-            "pipeline again"
+            f"champion is {found or 'none'}, expected {raw.champion_model_id or 'none'}: the "
+            "champion changed after extraction, so it may have been trained on the held-out "
+            "rows; run the pipeline again"
         )
 
 
-def _keep_scores(final: Path, scored: ScoredHoldout) -> Path:
+def _store_scores(final: Path, scored: ScoredHoldout) -> Path:
     arrays: dict[str, Any] = {"candidate": scored.candidate}
     if scored.champion is not None:
         arrays["champion"] = scored.champion

@@ -4,33 +4,49 @@ The estimate uses held-out rows of lists in which the client swapped two neighbo
 rule of `contracts.exploration`. The estimate also uses the candidate's scores of these rows. The
 estimate is information for people, and no check of the gate uses it.
 
-Two neighbours of a list are disputed if the candidate scores the lower one higher. The gain of a
-disputed pair is the number of clicks on its two rows with a swap, minus the number of clicks
-without a swap. The rest of the list stays in the served order. The estimate is the mean gain over
-all disputed pairs. A swap is the smallest step from the live order towards the candidate's order,
-and the log contains swaps with known probabilities. The clicks on a list in the candidate's own
-order are not estimated, because the log hardly ever contains this list. The estimate also ignores
-the effect of a swap on other rows of the list.
+Two neighbours of a list are disputed if the candidate scores the lower row higher. The gain of a
+disputed pair is the number of clicks on its two rows in the swapped order, minus the number in the
+served order. The rest of the list stays in the served order. The estimate is the mean gain over all
+disputed pairs. A swap is the smallest step from the live order towards the candidate's order, and
+the log contains swaps with known probabilities. The clicks on a list in the candidate's own order
+are not estimated, because the log hardly ever contains this list. The estimate also ignores the
+effect of a swap on other rows of the list.
 
-A list of k rows that was explored with probability s adds a term X. If a pair was swapped, X is the
-excess of that pair if it is disputed, else 0. If no pair was swapped, X = -s / ((1 - s)(k - 1))
-times the sum of the disputed pairs' excess. A pair's excess is its clicks minus its expected
-clicks. The expected clicks of a pair are the sum of its two served scores, times the ratio of
-clicks to expected clicks in the earlier lists. The expected clicks do not depend on the order of
-the pair. The expectation of X is therefore s / (k - 1) times the sum of the gains of the list's
-disputed pairs. The sum of X is divided by the expected number of swaps of disputed pairs. This
-number is the sum of s d / (k - 1), where d is the number of disputed pairs of a list. The result is
-unbiased. The method is inverse propensity weighting. The estimate gives a weight to both orders of
-a pair, and the weight of a list is its probability s. Subtracting the expected clicks removes the
-variance of the number of swaps, as self-normalized weights do (Swaminathan and Joachims 2015,
-NeurIPS), and adds no bias.
+The estimate uses these quantities of a list:
 
-The interval uses |X| <= 2 and psi(lambda) = -log(1 - lambda) - lambda. For each lambda in (0, 1),
-exp((lambda / 2) sum(X - E X) - psi(lambda) sum (X / 2)^2) is a nonnegative supermartingale of mean
-at most 1. The interval is an empirical-Bernstein bound (Howard, Ramdas, McAuliffe and Sekhon 2021,
-Annals of Statistics 49). Ville's inequality, divided among the `_LAMBDAS` and both sides, gives a
-95 % interval that holds at all numbers of lists at once. Lists may differ, and the click rate may
-change with time.
+- k: number of rows of the list;
+- s: probability with which one pair of the list was swapped;
+- d: number of disputed pairs of the list;
+- excess of a pair: the clicks on its two rows, minus its expected clicks;
+- X: the term that the list adds to the estimate.
+
+The term X depends on which pair was swapped:
+
+- If a disputed pair was swapped, X is the excess of this pair.
+- If any other pair was swapped, X is 0.
+- If no pair was swapped, X is the total excess of all disputed pairs, times -s / ((1 - s)(k - 1)).
+
+The expected clicks of a pair are the sum of its two served scores, times a ratio. The ratio divides
+the clicks on all earlier lists by their expected clicks. The expected clicks of a pair do not
+depend on the order of its rows. Therefore the mean of X is the total gain of the list's disputed
+pairs, times s / (k - 1).
+
+The estimate is the sum of X over all lists, divided by the expected number of swapped disputed
+pairs. This expected number is the sum of s d / (k - 1) over all lists. The estimate is unbiased,
+and a list counts in proportion to its probability s. The method is inverse propensity weighting.
+Subtracting the expected clicks removes the variance of the number of swaps and adds no bias.
+Self-normalized weights remove the same variance (Swaminathan and Joachims 2015, NeurIPS).
+
+The interval is an empirical-Bernstein bound (Howard, Ramdas, McAuliffe and Sekhon 2021, Annals of
+Statistics 49). The bound holds because |X| <= 2. For each lambda in (0, 1), the following process
+is a nonnegative supermartingale with a mean of at most 1:
+
+    exp((lambda / 2) sum(X - E X) - psi(lambda) sum (X / 2)^2)
+    psi(lambda) = -log(1 - lambda) - lambda
+
+Ville's inequality is applied to each of the `_LAMBDAS` and to both ends of the interval. The result
+is a 95 % interval that holds for all numbers of lists simultaneously. Lists may differ, and the
+click rate may change with time.
 """
 
 import math
@@ -49,7 +65,7 @@ from evergreen.contracts.raw_rows import POSITION, PROPENSITY, SCORE, feature_ma
 _COLUMNS = [POSITION, PROPENSITY, SCORE]
 _ALPHA = 0.05
 MIN_SWAPS = 30
-"""An estimate needs at least this number of swaps of disputed pairs."""
+"""Minimum number of swapped disputed pairs for an estimate."""
 _LAMBDAS = 0.8 / 2.0 ** np.arange(7)
 """Values of lambda. The large values of lambda give narrow intervals for few swaps. The small
 values of lambda give narrow intervals for a million swaps."""
@@ -165,13 +181,14 @@ def _calibration_before(
 class _ExploredPairs(NamedTuple):
     """Pairs of neighbours.
 
-    Every array has the shape [pairs]. The lists of the pairs are complete and follow the rule.
+    Every array has the shape [pairs]. The lists of the pairs are complete and follow the rule of
+    `contracts.exploration`.
     """
 
     upper: NDArray[np.int64]
     """Row in the upper position of the pair, as shown."""
     lists: NDArray[np.int64]
-    """Number of the list that contains the pair, from 0."""
+    """Index of the list that contains the pair."""
     share: NDArray[np.float64]
     """Probability with which one pair of the list was swapped."""
     is_swapped: NDArray[np.bool_]
@@ -181,7 +198,7 @@ def _explored_pairs(rows: ShownRows) -> _ExploredPairs:
     is_first = np.append(True, rows.lists[1:] != rows.lists[:-1])[: len(rows.lists)]
     of_row, starts = np.cumsum(is_first) - 1, np.flatnonzero(is_first)
     sizes = np.bincount(of_row)
-    out_of_place = np.bincount(
+    out_of_order = np.bincount(
         of_row, rows.positions != np.arange(len(of_row)) - starts[of_row] + 1
     )
     upper = np.flatnonzero(~is_first[1:])
@@ -200,6 +217,6 @@ def _explored_pairs(rows: ShownRows) -> _ExploredPairs:
     by_the_rule = (
         (num_swapped <= 1) & (num_low == 2 * num_swapped) & (share > 0) & (share < MAX_SHARE)
     )
-    used = (by_the_rule & (out_of_place == 0))[of_row[upper]]
+    used = (by_the_rule & (out_of_order == 0))[of_row[upper]]
     upper, is_swapped = upper[used], is_swapped[used]
     return _ExploredPairs(upper, of_row[upper], share[of_row[upper]], is_swapped)

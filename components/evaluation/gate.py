@@ -4,21 +4,21 @@ Two checks compare a 95 % interval with a limit. The floor check compares the ca
 floor. The champion check compares the AUC difference between candidate and champion with the
 allowed degradation (non-inferiority). The intervals are computed by DeLong's method. Rows of one
 user count as dependent. If the user is unknown, rows of one request count as dependent. An interval
-check passes if the whole interval is on the good side of the limit, and fails if the whole interval
-is on the bad side. If the limit is within the interval, the check is inconclusive. If the result is
-inconclusive, a canary can collect more evidence.
+check passes if the whole interval is on the good side of the limit. The check fails if the whole
+interval is on the bad side. If the limit is within the interval, the check is inconclusive. If the
+result is inconclusive, a canary can collect more evidence.
 
-Two other checks either pass or fail, and fail only on significant evidence. The slice check tests
-whether the log loss of a slice increases by more than the allowed degradation. The tests are
-one-sided, with Holm's correction over all slices. The calibration check tests whether expected
-clicks are off by more than a factor. docs/design/gate.md shows the power of each check. The slice
-check and the calibration check use sample weights, because both depend on the click rate. An AUC
-does not depend on the click rate, so the AUC checks use no weights. Other modules of this package
-compute the scores.
+The slice check and the calibration check cannot be inconclusive, and fail only on significant
+evidence. The slice check tests whether the log loss of a slice increases by more than the allowed
+degradation. The tests are one-sided, with Holm's correction over all slices. The calibration check
+tests whether expected clicks are off by more than a factor. docs/design/gate.md shows the power of
+each check. The slice check and the calibration check use sample weights, because both depend on the
+click rate. An AUC does not depend on the click rate, so the AUC checks use no weights. Other
+modules of this package compute the scores.
 
-A candidate can be weak in a slice although it is good overall. There are slices for all rows, for
-the age of categories and items, for hours of the day, for positions in ranked lists, and for
-frequent values of every column. A row of a list column belongs to the slice of each frequent
+A candidate can be weak in a slice although it is good overall. One slice contains all rows. Other
+slices are defined by the age of categories and items, the hour of the day, the position in a ranked
+list, or a frequent value of a column. A row of a list column belongs to the slice of each frequent
 element that it contains. Columns that identify a user are not sliced by value.
 """
 
@@ -34,9 +34,9 @@ from components.evaluation.scoring import NEW_ITEM, UNKNOWN_ITEM, ScoredHoldout
 from evergreen.config.features import MISSING_CATEGORY
 from evergreen.config.gate import GateSettings
 from evergreen.contracts import checks as contract
+from evergreen.contracts.category_texts import ShownValues
 from evergreen.contracts.checks import AT_MOST, FAIL, INCONCLUSIVE, PASS, WITHIN_FACTOR, Check
 from evergreen.contracts.manifests import AucLead, ModelQuality, RowsQuality
-from evergreen.contracts.words import ShownValues
 from evergreen.registry.model_cards import SliceQuality
 from evergreen.runtime.errors import run_again
 from evergreen.statistics.metrics import (
@@ -70,16 +70,16 @@ _CHANCE = 0.5
 """AUC of random scores."""
 SLICE_ALPHA = 0.05
 """Maximum probability of a false refusal by the slice check, over all slices together. A refusal is
-false if no slice degrades by more than the allowed degradation."""
+false if the degradation of every slice is within the allowed degradation."""
 _TOP_VALUES = 5
 _MAX_POSITION = 10
 MAX_SHOWN = 40
 """Number of slices whose metrics are on the card. The card shows the slices with the smallest
 p-values."""
 _HOUR_SECONDS = 3_600
-_NOTHING = MISSING_CATEGORY - 1
-"""Marks a slot that is not counted. The slot is not counted because another slot of the row has the
-same value, or because the slot is empty and another slot has a value."""
+_UNCOUNTED = MISSING_CATEGORY - 1
+"""Placeholder in a slot that is not counted. A slot is not counted if an earlier slot of the row
+has the same value. An empty slot is not counted if another slot has a value."""
 _MORE_ROWS = "bring more rows, or hold out a larger share of them (extraction.holdout_fraction)"
 
 
@@ -187,10 +187,7 @@ def _check_requests(click: NDArray[np.int8], group: NDArray[np.int64]) -> Check 
             f"about {needed:,} held-out rows are needed, there are {len(click):,}: {_MORE_ROWS}"
         )
     else:
-        advice = (
-            f"no held-out row is one of the {rarer}: bring rows in which both labels are "
-            "among the newest"
-        )
+        advice = f"the held-out rows contain no {rarer}: bring newer rows that contain both labels"
     return Check(
         name=f"requests with {rarer}",
         value=requests,
@@ -251,8 +248,8 @@ def _check_interval(
     assert limit is not None
     if found is None:
         detail = (
-            "there is no interval, because no rows are in the wrong order or all but "
-            f"{MIN_DEGREES} requests hardly count"
+            "the interval is undefined, because no rows are in the wrong order, or at most "
+            f"{MIN_DEGREES} requests determine the result"
         )
         return replace(check, detail=detail, advice=_MORE_ROWS)
     result = PASS if found.low >= limit else FAIL if found.high < limit else INCONCLUSIVE
@@ -266,14 +263,14 @@ def _check_interval(
 def _more_rows(found: AucEstimate | AucDifference, limit: float, *, num_rows: int) -> str:
     """Return a phrase with the number of held-out rows that would decide the check.
 
-    The value is assumed to stay the same.
+    The calculation assumes that more rows do not change the measured value.
     """
     distance, width = abs(found.auc - limit), (found.high - found.low) / 2
     # An interval's width shrinks with the root of the number of rows.
     is_far = distance > width / 100
     needed = math.ceil(num_rows * (width / distance) ** 2) if is_far else None
     about = "more than 10,000 times as many" if needed is None else f"about {needed:,}"
-    return f"{about} held-out rows would decide it, there are {num_rows:,}: {_MORE_ROWS}"
+    return f"{about} held-out rows are needed for a decision, there are {num_rows:,}: {_MORE_ROWS}"
 
 
 def _check_slices(evidence: _Evidence, settings: GateSettings) -> Check | None:
@@ -281,7 +278,7 @@ def _check_slices(evidence: _Evidence, settings: GateSettings) -> Check | None:
     if p_values is None:
         return None
     harmed = holm(p_values, SLICE_ALPHA)
-    loss = f"lose more than {settings.max_slice_loss:.3g} of the champion's log loss"
+    loss = f"increase the log loss by more than {settings.max_slice_loss:.1%}"
     detail = f"{len(harmed)} of {len(p_values)} tested slices {loss}"
     advice = "the live model stays; bring rows of these slices, or allow it by gate.max_slice_loss"
     return Check(
@@ -303,7 +300,7 @@ def _check_calibration(evidence: _Evidence, settings: GateSettings) -> Check:
     click, weights, factor = evidence.click, evidence.weights, settings.max_calibration_factor
     scores = np.asarray(evidence.candidate, np.float64)
     ratio = calibration(click, scores, weights=weights)
-    assert ratio is not None  # the class check above guarantees clicks
+    assert ratio is not None  # `_check_requests` has found clicks
     errors = (scores - factor * click, click / factor - scores)
     p_values = [_mean_p_value(row_weighted(each, weights), evidence.group) for each in errors]
     is_off = any(p_value is not None and p_value < SLICE_ALPHA / 2 for p_value in p_values)
@@ -385,21 +382,21 @@ def holm(p_values: Mapping[str, float], alpha: float) -> list[str]:
     return rejected
 
 
-def cut_slices(
-    scored: ScoredHoldout, *, is_first_round: bool | None, shown: ShownValues
+def slice_masks(
+    scored: ScoredHoldout, *, is_first_run: bool | None, shown: ShownValues
 ) -> dict[str, NDArray[np.bool_]]:
     """Return a mask [n] of the rows in each slice, by name of the slice.
 
     Args:
         scored: The rows.
-        is_first_round: Whether the model has no parent. In a model without a parent, every category
+        is_first_run: Whether the model has no parent. In a model without a parent, every category
             is new, so there is no slice of new categories. None means that the new categories are
             unknown.
         shown: Names of the categories. Columns whose values are hidden are not sliced.
     """
     slices = {"all rows": np.ones(len(scored.labels), dtype=bool)}
-    if is_first_round is not None:
-        slices |= dict(_by_newness(scored, is_first_round))
+    if is_first_run is not None:
+        slices |= dict(_by_newness(scored, is_first_run))
     hours = (scored.event_seconds // _HOUR_SECONDS % 24).astype(np.int64)
     slices |= {f"hour: {hour:02}": hours == hour for hour in np.unique(hours)}
     for position in range(1, min(scored.positions.max(initial=0), _MAX_POSITION) + 1):
@@ -465,19 +462,19 @@ def measure_rows(scored: ScoredHoldout, estimates: Estimates | None = None) -> R
 
 
 def _by_newness(
-    scored: ScoredHoldout, is_first_round: bool
+    scored: ScoredHoldout, is_first_run: bool
 ) -> Iterator[tuple[str, NDArray[np.bool_]]]:
     new, unknown = scored.has_new_category, scored.has_unknown_category
-    if not is_first_round:
-        yield "categories: one or more got an id in this round", new
+    if not is_first_run:
+        yield "categories: one or more got an id in this run", new
     yield "categories: one or more have no id of their own", unknown
-    if is_first_round:
+    if is_first_run:
         yield "categories: all known", ~unknown
     else:
         yield "categories: all known before", ~(new | unknown)
     if scored.item_newness is not None:
-        if not is_first_round:
-            yield "item: got its id in this round", scored.item_newness == NEW_ITEM
+        if not is_first_run:
+            yield "item: got its id in this run", scored.item_newness == NEW_ITEM
         yield "item: has no id of its own", scored.item_newness == UNKNOWN_ITEM
 
 
@@ -488,20 +485,20 @@ def _by_value(
 
     A row belongs to the slice of each of its values, or to `missing` if it has no value.
     """
-    held = np.sort(values, axis=1)
-    held[:, 1:][held[:, 1:] == held[:, :-1]] = _NOTHING
-    held[:, 0][(held[:, 0] == MISSING_CATEGORY) & (values != MISSING_CATEGORY).any(axis=1)] = (
-        _NOTHING
-    )
-    distinct, counts = np.unique(held[held != _NOTHING], return_counts=True)
+    entries = np.sort(values, axis=1)
+    entries[:, 1:][entries[:, 1:] == entries[:, :-1]] = _UNCOUNTED
+    entries[:, 0][
+        (entries[:, 0] == MISSING_CATEGORY) & (values != MISSING_CATEGORY).any(axis=1)
+    ] = _UNCOUNTED
+    distinct, counts = np.unique(entries[entries != _UNCOUNTED], return_counts=True)
     if len(distinct) < 2:
         return
     top = distinct[np.argsort(-counts, kind="stable")][:_TOP_VALUES]
     for value in top:
         text = "missing" if value == MISSING_CATEGORY else shown.text(column, int(value))
-        yield f"{column}: {text}", np.logical_or.reduce(held == value, axis=1)
+        yield f"{column}: {text}", np.logical_or.reduce(entries == value, axis=1)
     if len(distinct) > _TOP_VALUES:
-        is_other = np.isin(held, [*top, _NOTHING], invert=True)
+        is_other = np.isin(entries, [*top, _UNCOUNTED], invert=True)
         yield (
             f"{column}: other {len(distinct) - _TOP_VALUES} values",
             np.logical_or.reduce(is_other, axis=1),

@@ -1,11 +1,11 @@
 """Find the columns that leak the label, if the candidate's AUC is suspiciously high.
 
 A column leaks the label if it is filled after the click or derived from the click. With a leaking
-column, a model ranks the held-out rows almost perfectly, but the model is useless in production,
-where the value does not exist yet. Each column is measured alone. A numeric column's AUC is the AUC
-of its values. For any other column, the score of a value is the value's click rate in the training
-rows, and the AUC is computed from the scores. The gate only warns, and people decide whether to
-remove a column.
+column, a model ranks the held-out rows almost perfectly. In production, the model is useless,
+because the value does not exist yet. Each column is measured alone. A numeric column's AUC is the
+AUC of its values. In any other column, the score of a value is the value's click rate in the
+training rows. The AUC is computed from these scores. The gate only warns, and people decide whether
+to remove a column.
 """
 
 from collections.abc import Iterator
@@ -80,16 +80,15 @@ def describe_leak(auc: float, aucs: dict[str, float]) -> str:
             (f", {column} comes closest with {each:.4f}" for column, each in aucs.items()), ""
         )
         return (
-            f"{too_good}: no column decides the label alone{best}; check which columns are "
+            f"{too_good}: no column predicts the label alone{best}; check which columns are "
             "filled after the click"
         )
     named = ", ".join(f"{column} ({each:.4f})" for column, each in leaks.items())
-    verb, them = ("decides", "it") if len(leaks) == 1 else ("decide", "them")
+    verb, them = ("predicts", "it") if len(leaks) == 1 else ("predict", "them")
     return (
-        f"{too_good}: {named} {verb} the label alone; unless {them} can be known before the click, "
-        f"remove {them} from "
-        "the recommender's features, accept that, and train from scratch by `evergreen run "
-        f"{FROM_SCRATCH}`"
+        f"{too_good}: {named} {verb} the label alone. If this value is not known before the "
+        f"click, remove {them} from the recommender's features, accept the changed file, and "
+        f"train from scratch by `evergreen run {FROM_SCRATCH}`"
     )
 
 
@@ -97,25 +96,27 @@ class _ClickRates:
     """Click rate of each value of a column in the training rows."""
 
     def __init__(self, labels: NDArray[np.int8], values: NDArray[Any]) -> None:
-        rows, held = _held(values)
+        rows, entries = _entries(values)
         self._rate = float(labels.mean()) if len(labels) else 0.5
-        self._values, index = np.unique(held, return_inverse=True)
+        self._values, index = np.unique(entries, return_inverse=True)
         clicks = np.bincount(index, weights=labels[rows], minlength=len(self._values))
-        # Each value gets one more row at the overall rate, because one row alone is weak evidence.
+        # A value's click rate is smoothed by one additional row with the overall click rate,
+        # because a value with few rows is weak evidence.
         self._rates = (clicks + self._rate) / (np.bincount(index, minlength=len(self._values)) + 1)
 
     def of(self, values: NDArray[Any]) -> NDArray[np.float64]:
         """Return a click rate for each row [n].
 
-        For a list, the result is the mean rate of its values.
-
-        Unknown values have the overall rate.
+        The rate of a list is the mean of the rates of its values. Values without training rows have
+        the overall rate.
         """
-        rows, held = _held(values)
-        rates = np.full(len(held), self._rate)
+        rows, entries = _entries(values)
+        rates = np.full(len(entries), self._rate)
         if len(self._values):
-            at = np.minimum(np.searchsorted(self._values, held), len(self._values) - 1)
-            is_known = (self._values[at] == held) | (np.isnan(self._values[at]) & np.isnan(held))
+            at = np.minimum(np.searchsorted(self._values, entries), len(self._values) - 1)
+            is_known = (self._values[at] == entries) | (
+                np.isnan(self._values[at]) & np.isnan(entries)
+            )
             rates[is_known] = self._rates[at[is_known]]
         averages: NDArray[np.float64] = np.bincount(
             rows, weights=rates, minlength=len(values)
@@ -123,17 +124,17 @@ class _ClickRates:
         return averages
 
 
-def _held(values: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[Any]]:
+def _entries(values: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[Any]]:
     """Return the row and the value of each entry in `values` [n, slots].
 
     A row without values gets one entry with the missing value.
     """
-    is_held = np.ones(values.shape, bool)
+    is_entry = np.ones(values.shape, bool)
     if values.shape[1] > 1:
-        is_held = values != MISSING_CATEGORY
-        is_held[:, 0] |= ~is_held.any(axis=1)
-    rows, _ = np.nonzero(is_held)
-    return rows, values[is_held]
+        is_entry = values != MISSING_CATEGORY
+        is_entry[:, 0] |= ~is_entry.any(axis=1)
+    rows, _ = np.nonzero(is_entry)
+    return rows, values[is_entry]
 
 
 def _ranks(scores: NDArray[np.float64]) -> NDArray[np.int64]:

@@ -52,8 +52,8 @@ def make_card(
 def metrics_document(verdict: Verdict, *, train_rows: int) -> dict[str, float]:
     """Return the metrics by which people compare runs in Kubeflow. Unknown metrics are left out.
 
-    A check gives its value. A check with an interval also gives the two ends of the interval. The
-    model's card has the other numbers.
+    The metrics contain the value of each check. If a check has an interval, the metrics also
+    contain both ends of the interval. The model card contains all other numbers.
 
     Args:
         verdict: The gate's verdict on the candidate.
@@ -142,7 +142,8 @@ def calibration_bins(
 
     All bins have about equally many rows.
 
-    Both numbers are weighted if rows have weights. There are never more bins than rows.
+    If rows have weights, the mean score and the click rate are weighted. There are never more bins
+    than rows.
     """
 
     def mean(values: NDArray[Any], rows: NDArray[np.int64]) -> float:

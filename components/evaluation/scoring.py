@@ -130,8 +130,8 @@ class ScoredHoldout:
 def candidate_scorer(model: Model) -> ScoreEncoded:
     """Return a function that scores encoded rows with the candidate, as in production.
 
-    The scores use the constants of `CategoricalOptions.served_as` and the number format of
-    `TableSettings`.
+    Some features are served as a constant (`CategoricalOptions.served_as`) and have this constant
+    here too. The vectors have the number format of `TableSettings`.
 
     Raises:
         ContractError: The candidate's files are absent, corrupt or of another shape.
@@ -151,9 +151,9 @@ def candidate_scorer(model: Model) -> ScoreEncoded:
 
     def score(batch: EncodedBatch) -> NDArray[np.float32]:
         ids = batch.ids
-        for place, one in served.items():
+        for position, one in served.items():
             ids = ids.copy()
-            ids[:, place] = one
+            ids[:, position] = one
         scores: NDArray[np.float32] = scorer.probabilities(batch.dense, ids)
         return scores
 
@@ -312,7 +312,7 @@ def _raw_parts(
         for batch in raw_batches(folder, features, weighted=named.has_weights)
     )
     parts: dict[str, Any] = dict(zip(types, _columns(rows, tuple(types.values()))))
-    # Concatenation must also work without batches.
+    # If there are no batches, `categories` has no columns yet.
     parts["categories"] = parts["categories"].reshape(
         len(parts["labels"]), len(features.position_names)
     )
@@ -346,7 +346,7 @@ def _columns(
 ) -> list[NDArray[Any]]:
     """Concatenate each column of the batches.
 
-    Batches of the two folders may end at different rows.
+    The batches of the raw folder and of the encoded folder may end at different rows.
     """
     columns = list(zip(*batches)) or [() for _ in dtypes]
     return [

@@ -58,18 +58,19 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--lake",
         required=True,
-        help="lake with day=YYYY-MM-DD folders: absolute path, file:// or gs://, of which what the "
-        "window needs is fetched into <work>/.lake-cache",
+        help="lake with day=YYYY-MM-DD folders: absolute path, file:// or gs://; files from "
+        "gs:// are downloaded into <work>/.lake-cache",
     )
     parser.add_argument(
         "--recommender",
         default=CURRENT,
-        help="accepted description of the store: current (the newest), a number or a digest",
+        help="accepted recommender: current (the newest), a number or a digest",
     )
     parser.add_argument(
         "--settings",
         default="",
-        help="changes of this run to it, such as 'training.seed=7 model.tower=[64]'",
+        help="settings of the recommender to change in this run, such as 'training.seed=7 "
+        "model.tower=[64]'",
     )
     parser.add_argument(
         "--window-start",
@@ -123,12 +124,12 @@ def _extract_window(arguments: argparse.Namespace, clock: Callable[[], float]) -
     from evergreen.config.extraction import ExtractionSettings
     from evergreen.contracts.raw_rows import CLOCK_AHEAD_SECONDS, microseconds
     from evergreen.registry.recommenders import accepted
-    from evergreen.registry.runs import noted
+    from evergreen.registry.runs import step_note
     from evergreen.rows.times import parse_time
     from evergreen.storage.uris import local_path
 
     store = local_path(arguments.store)
-    with noted(store, arguments.run, _STEP) as note:
+    with step_note(store, arguments.run, _STEP) as note:
         changes = parse_settings(arguments.settings)
         recommender = accepted(store, arguments.recommender).with_settings(changes)
         settings = recommender.section(_STEP, ExtractionSettings)

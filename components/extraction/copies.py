@@ -1,9 +1,9 @@
 """Duplicate rows: keep one copy of each (request id, row), and count the dropped copies by kind.
 
 Copies with equal content are redeliveries. Among copies with different content, the newest copy is
-kept. The newest copy is the one with the latest event time. Among copies with the same event time,
-a copy with a click is newer, because a click comes after its row was shown. If the copies are still
-tied, the content itself decides, so that the result never depends on the order of files. Rows of a
+kept. The newest copy has the latest event time. Among copies with the same event time, a copy with
+a click is newer, because a click comes after its row was shown. If the copies are still tied, the
+content itself decides, so that the result never depends on the order of files. Rows of a
 back-filled version are corrections, and are always kept.
 """
 
@@ -45,7 +45,7 @@ class Copies:
         return self.num_equal + self.num_updated + self.num_conflicting
 
     def add(self, other: "Copies") -> None:
-        """Add the counts of `other`, which belong to later rows."""
+        """Add the counts of `other`. Use the example of `other` if there is no example yet."""
         self.num_equal += other.num_equal
         self.num_updated += other.num_updated
         self.num_conflicting += other.num_conflicting
@@ -59,7 +59,9 @@ class Copies:
         source: str,
         key: tuple[str, str] = (REQUEST_ID, ROW),
     ) -> None:
-        """Check that few rows have the same key as a row with other features.
+        """Check that the share of conflicting rows is small.
+
+        Two rows conflict if they have the same key but different features.
 
         Args:
             num_kept: Number of rows that were kept.
@@ -75,10 +77,9 @@ class Copies:
         if self.num_conflicting > max_fraction * num_rows:
             raise ContractError(
                 f"{source}: {self.num_conflicting} of {num_rows} rows "
-                f"({self.num_conflicting / num_rows:.2%}) have the {key[0]} and {key[1]} of "
-                f"another row with other features, expected at most {max_fraction:.2%} "
-                f"(extraction.max_conflicting_fraction), because {key[0]} and {key[1]} together "
-                f"name one row; such as {self.example}"
+                f"({self.num_conflicting / num_rows:.2%}) have the same {key[0]} and {key[1]} "
+                f"as another row but other features, expected at most {max_fraction:.2%} "
+                f"(extraction.max_conflicting_fraction); for example {self.example}"
             )
 
 

@@ -19,8 +19,8 @@ from components.extraction.copies import Copies
 from components.extraction.lake import LakeChunk, WindowPlan
 from components.extraction.reader import RowReader, SortedRows
 from evergreen.config.extraction import ExtractionSettings
+from evergreen.contracts.category_texts import TextCounts
 from evergreen.contracts.raw_rows import EVENT_TIME
-from evergreen.contracts.words import WordCounts
 from evergreen.rows.raw_schema import FILE_ROWS, MalformedRows, Named, PartFile, PartWriter
 from evergreen.rows.times import DAY_MICROS
 from evergreen.runtime import forked
@@ -48,8 +48,8 @@ class CopiedRows:
     num_late_clicks: int = 0
     """Number of rows whose label a late click changed."""
     num_changed: Counter[date] = field(default_factory=Counter)
-    """Number of late rows that were left out because the lineage was trained on copies with another
-    label or other features, by day."""
+    """Number of late rows that were left out, by day. The lineage was trained on copies of these
+    rows with another label or other features."""
     days: Counter[int] = field(default_factory=Counter)
     """Number of rows of each day. Days are numbered since 1970."""
     first_time: int = 0
@@ -93,7 +93,6 @@ class Copied(NamedTuple):
     window: CopiedRows
     """Rows of the window, sorted by time."""
     late: CopiedRows
-    """Late rows."""
     copies: Copies
     """Counts of the duplicate rows that were left out, in the window and among the late rows."""
     malformed: MalformedRows
@@ -136,7 +135,7 @@ def copy_rows(
         for task, copied in zip(tasks, workers.run_all(copy, tasks)):
             (late if task.is_late else window).merge(copied.rows)
             malformed.merge(copied.malformed)
-            reader.words.merge(copied.words)
+            reader.text_counts.merge(copied.text_counts)
         malformed.check()
     for day, num_changed in sorted(late.num_changed.items()):
         if num_changed:
@@ -151,8 +150,8 @@ def copy_rows(
     copies.add(late.copies)
     if copies.num_rows:
         logger.info(
-            "%s: of rows that came more than once %d equal copies were left out, %d older ones "
-            "with another label or time, and %d with other features",
+            "%s: duplicate rows were left out: %d equal copies, %d older copies with another "
+            "label or time, and %d copies with other features",
             plan.window,
             copies.num_equal,
             copies.num_updated,
@@ -179,7 +178,7 @@ class _CopiedTask(NamedTuple):
 
     rows: CopiedRows
     malformed: MalformedRows
-    words: WordCounts
+    text_counts: TextCounts
 
 
 def _divide(plan: WindowPlan) -> list[_CopyTask]:
@@ -208,4 +207,4 @@ def _copy_task(
             writer.write(rows.table)
             copied.merge(CopiedRows.of(rows))
     copied.parts = writer.parts
-    return _CopiedTask(copied, own, part.words)
+    return _CopiedTask(copied, own, part.text_counts)

@@ -15,7 +15,7 @@ The folder contains:
 - `replay/` and `replay_holdout/`: rows older than the window (see `components.extraction.replay`).
 - `malformed.jsonl`: malformed rows, if there are any.
 - `ahead.jsonl`: files with rows ahead of the clock, if there are any.
-- `words.json`: counts of string categories, if a column has them.
+- `texts.json`: counts of string categories, if a column has them.
 
 Unreadable files and files with unsuitable content are left out (see `evergreen.rows.unfit`). The
 first pass over the rows finds all files to leave out, and the next pass does not read them.
@@ -60,7 +60,7 @@ from evergreen.runtime.workers import workers_of
 logger = logging.getLogger(__name__)
 
 _MIN_ROWS = 10
-_AHEAD_FILE, _WORDS_FILE = "ahead.jsonl", "words.json"
+_AHEAD_FILE, _TEXTS_FILE = "ahead.jsonl", "texts.json"
 
 
 def extract(
@@ -162,12 +162,14 @@ def _extract_once(
         num_straddling = remove_straddling(
             aside, split, trained=[aside / TRAIN, aside / REPLAYED], window=window, workers=workers
         )
-        has_words = reader.words.write(aside / _WORDS_FILE, without=recommender.columns_of_users)
+        has_texts = reader.text_counts.write(
+            aside / _TEXTS_FILE, without=recommender.columns_of_users
+        )
         if plan.ahead_files:
             lines = (json.dumps(each._asdict()) + "\n" for each in plan.ahead_files)
             (aside / _AHEAD_FILE).write_text("".join(lines), encoding="utf-8")
     logger.info(
-        "%s: %d training rows, %d of them late, and %d newer rows",
+        "%s: %d training rows (%d of them late), and %d rows after the split",
         window,
         split.num_train,
         copied.late.num_rows,
@@ -179,7 +181,7 @@ def _extract_once(
         split=split,
         replay=replay,
         num_straddling=num_straddling,
-        has_words=has_words,
+        has_texts=has_texts,
         outcomes_digest=reader.clicks.digest(),
         quarantined_files=lake.quarantined_files(),
     )
@@ -194,7 +196,7 @@ class _Written(NamedTuple):
     split: RowSplit
     replay: DrawnReplay
     num_straddling: int
-    has_words: bool
+    has_texts: bool
     outcomes_digest: str | None
     quarantined_files: list[dict[str, Any]]
 
@@ -249,7 +251,7 @@ def _dataset(
         quarantined_files=written.quarantined_files,
         unread_files=plan.record.unread_up_to(last_trained),
         schema_mismatches=malformed.schema_mismatches,
-        words_uri=(folder / _WORDS_FILE).as_uri() if written.has_words else None,
+        texts_uri=(folder / _TEXTS_FILE).as_uri() if written.has_texts else None,
         recommender=recommender,
     )
 
@@ -300,11 +302,11 @@ def _expect_rows(
     if copied.num_rows < _MIN_ROWS:
         found = f"{copied.num_rows} rows" if copied.num_rows else "no rows"
         others = (
-            "bring more rows by `evergreen data ingest`, or ask for others by window_start and "
-            "window_end"
+            "bring more rows by `evergreen data ingest`, or select other rows by window_start "
+            "and window_end"
         )
         again = (
-            f"; to train on all of them from scratch, {run_again('-p parent=none')}"
+            f"; to train on all rows from scratch, {run_again('-p parent=none')}"
             if baselines.parent
             else ""
         )
@@ -321,17 +323,17 @@ def _expect_rows(
         models = " or ".join(model.model_id for model in baselines.models)
         advice = _window_end_needed(lake, reader, newest, attribution=attribution)
         raise ContractError(
-            f"window {window} holds {num_newer} rows newer than {to_iso(newest)}, up to which "
-            f"{models} was trained, expected at least {_MIN_ROWS}: rows that one of the compared "
-            f"models was trained on cannot be in the holdout; {advice}"
+            f"window {window} has {num_newer} rows after {to_iso(newest)}, the time of the "
+            f"newest training row of {models}, expected at least {_MIN_ROWS} rows for the "
+            f"holdout; {advice}"
         )
     return num_trained
 
 
 def _window_end_needed(lake: Lake, reader: RowReader, newest: int, *, attribution: int) -> str:
-    """Return a phrase for messages: which end of the window would leave enough rows.
+    """Return advice for a message: the earliest `window_end` with enough new rows.
 
-    Only rows after the time `newest` are counted.
+    A row is new if its time is after `newest`.
     """
     times: list[int] = []
     chunks = lake.plan(TimeSpan(newest + 1, None)).chunks
@@ -340,13 +342,11 @@ def _window_end_needed(lake: Lake, reader: RowReader, newest: int, *, attributio
             times += rows.table.column(EVENT_TIME).cast(pa.int64()).to_pylist()[:_MIN_ROWS]
             if len(times) >= _MIN_ROWS:
                 return (
-                    f"a window_end of {to_iso(times[_MIN_ROWS - 1] + 1 + attribution)} or later "
-                    "would do"
+                    f"use a window_end of {to_iso(times[_MIN_ROWS - 1] + 1 + attribution)} or later"
                 )
     return (
-        f"the lake holds {len(times)} such rows, so no window would do before more have come "
-        "(`evergreen data ingest`); to train on all rows without a comparison, "
-        f"{run_again(FROM_SCRATCH)}"
+        f"the lake has only {len(times)} such rows: bring more rows by `evergreen data "
+        f"ingest`; to train on all rows without a comparison, {run_again(FROM_SCRATCH)}"
     )
 
 

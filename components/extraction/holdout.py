@@ -2,11 +2,11 @@
 
 The holdout consists of the newest rows. No row with a time or a request of the holdout was used to
 train the candidate, its parent or the champion. On its own training rows, a model looks better than
-it is. The same holds for other rows of the same requests, because the rows of a request are alike.
-The split is therefore a point in time after the newest training row of the parent and the champion.
-A row after the split is dropped if its request has rows before the split. The dropped row is not
-lost, because the next run begins after the newest training row of this run. If all other rows of a
-request are before the window, this run cannot detect the request. Late rows
+it is. A model also looks better on other rows of the same requests, because the rows of a request
+are alike. The split is therefore a point in time after the newest training row of the parent and
+the champion. A row after the split is dropped if its request has rows before the split. The dropped
+row is not lost, because the next run begins after the newest training row of this run. If all other
+rows of a request are before the window, this run cannot detect the request. Late rows
 (`components.extraction.seen_files`) precede the other rows in training and are never held out.
 """
 
@@ -72,9 +72,10 @@ def split_rows(
     num_older = rows_until(parts, time - 1) or rows_until(parts, time)
     if num_older == num_rows:
         raise ContractError(
-            f"window {window} holds {num_rows} rows of one time, expected older and newer ones: "
-            "name the column of their times by data.event_time and ingest them again into an "
-            "empty lake; without one `evergreen data ingest` spreads them over days"
+            f"all {num_rows} rows of window {window} have the same time, expected older and "
+            "newer rows. Set data.event_time to the column with the times, and ingest the "
+            "rows again into an empty lake. Without data.event_time, `evergreen data ingest` "
+            "spreads the rows over days"
         )
     last_trained = _time_at(parts, num_older - 1)
     split_newest(parts, num_rows - num_older, older=folder / TRAIN, newest=folder / HOLDOUT)
@@ -103,7 +104,7 @@ def _time_at(parts: Sequence[PartFile], position: int) -> int:
         if position < part.num_rows:
             return int(_event_times(part.path)[position])
         position -= part.num_rows
-    raise AssertionError("the position is one of a row")
+    raise AssertionError("the position belongs to a row")
 
 
 def _event_times(path: Path) -> NDArray[np.int64]:
@@ -185,10 +186,11 @@ def remove_straddling(
             num_removed += _remove_requests(path, shared)
     if num_removed == split.num_newer:
         raise ContractError(
-            f"window {window} has {num_removed} holdout rows whose requests have older rows, too, "
-            "expected a request whose rows are all new: if data.request_id names a session, a "
-            "user or a day, remove it from the recommender's file, accept that, and ingest the "
-            "rows again into an empty lake"
+            f"window {window} has {num_removed} holdout rows, and all of their requests also "
+            "have older rows, expected at least one request without older rows. If "
+            "data.request_id names a session, a user or a day, remove it from the "
+            "recommender's file, accept the changed file, and ingest the rows again into an "
+            "empty lake"
         )
     return num_removed
 
@@ -201,7 +203,7 @@ def _remove_requests(path: Path, requests: Any) -> int:
             kept = batch.filter(pc.invert(pc.is_in(batch.column(REQUEST_ID), value_set=requests)))
             num_removed += batch.num_rows - kept.num_rows
             writer.write(kept)
-    for part in writer.parts:  # one file at most, because rows were only removed
+    for part in writer.parts:  # there is at most one file, because it has fewer rows than before
         part.path.rename(path)
     complete.unlink()
     return num_removed

@@ -59,7 +59,7 @@ class LakeChunk(NamedTuple):
     The first chunk of a day has all files, so that rows without a time or of another day are found.
     """
     corrected: frozenset[Path]
-    """Files among `files` that a back-fill wrote. Back-filled rows replace copies in the other
+    """Subset of `files` that a back-fill wrote. Back-filled rows replace copies in the other
     files."""
     span: TimeSpan
     num_rows: float
@@ -205,7 +205,7 @@ def _row_groups(path: Path) -> list[RowGroup]:
     return [RowGroup(group_times(each) if is_time else None, each.num_rows) for each in groups]
 
 
-def _may_hold_rows(groups: Iterable[RowGroup], span: TimeSpan) -> bool:
+def _may_contain_rows(groups: Iterable[RowGroup], span: TimeSpan) -> bool:
     """Return whether a file may have rows within `span`, by the statistics of its row groups."""
     return any(times is None or span.overlaps(times.first, times.last) for times, _ in groups)
 
@@ -243,7 +243,7 @@ def split_into_chunks(
             lasts.append(times.last + 1 if times else span.end)
             counts.append(num_rows)
     edges = np.unique(np.clip([span.start, span.end, *firsts, *lasts], span.start, span.end))
-    # Number of rows before each edge. Microseconds since the epoch are exact in float64.
+    # Number of rows before each point in time. Microseconds since the epoch are exact in float64.
     before = np.zeros(len(edges))
     for first, last, count in zip(firsts, lasts, counts):
         before += count * np.clip((edges - first) / max(last - first, 1), 0, 1)
@@ -293,9 +293,9 @@ class Lake:
 
         Args:
             window: The window. Rows of the window that are ahead of the clock are not read.
-            max_unfit_fraction: Maximum share of unfit files, in [0, 1]. The maximum applies to the
-                files with rows of the window or late rows, and separately to the files of late
-                clicks. Files that an earlier run of the lineage left out are in neither share.
+            max_unfit_fraction: Maximum share of unfit files, in [0, 1]. The share among files of
+                rows and the share among files of late clicks are checked separately. Files that an
+                earlier run of the lineage left out are in neither share.
 
         Raises:
             UnfitFiles: files are corrupt.
@@ -369,8 +369,9 @@ class Lake:
         split = partial(split_into_chunks, day, chunk_rows=self.chunk_rows)
         trained_files = tuple(paths[file] for file in files.files if file not in late_files)
         late_chunks = [
-            # Rows without a time, or of another day, are reported once. If the day is part of the
-            # window, the first chunk of the window's rows reports these rows.
+            # Rows without a time, or of another day, must be reported only once. If the window has
+            # rows of the day, the window's first chunk of the day reports them, and no late chunk
+            # does.
             chunk._replace(
                 reports_strays=chunk.reports_strays and span.is_empty, trained_files=trained_files
             )
@@ -393,7 +394,7 @@ class Lake:
                 PlannedFile(paths[file], file.size, files.sha256.get(file.name))
                 for file in files.files
                 if file in late_files
-                or (not span.is_empty and _may_hold_rows(footers[paths[file]], span))
+                or (not span.is_empty and _may_contain_rows(footers[paths[file]], span))
             ],
             chunks=chunks,
             late_chunks=late_chunks,

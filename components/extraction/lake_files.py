@@ -12,10 +12,11 @@ In the cache, `objects/<generation>/<name>` is complete and never changes. A nam
 `.part` is an unfinished download, which the next run continues. Only one run at a time uses the
 cache, and it locks the file `lock`. Objects that the run did not need are deleted.
 
-A day consists of its newest complete version and the files that were added to version 0 later. A
-back-fill replaces only those files of the day's folder that its marker names. Files that the
-uploader appends later contain new rows and are read too. `cli.backfill` writes versions. The caller
-of `replace_file` decides which rows a file loses.
+Version 0 of a day consists of the files that the uploader writes to the day's folder. A back-fill
+(`cli.backfill`) writes a new version of the day to a folder of its own. The marker of this version
+lists the files of version 0 that the version replaces. A run reads the files of the newest complete
+version. The run also reads the files that the uploader added to version 0 after the back-fill,
+because they contain new rows. The caller of `replace_file` decides which rows a file loses.
 """
 
 import fcntl
@@ -59,7 +60,7 @@ _NUM_NAMED = 5
 """Number of unexpected files that an error names."""
 
 
-class FileMark(NamedTuple):
+class FileEntry(NamedTuple):
     """Entry for a file in a marker."""
 
     name: str
@@ -70,7 +71,7 @@ class FileMark(NamedTuple):
     """SHA-256 of the content. Empty for a file that was replaced."""
 
     @classmethod
-    def of(cls, path: Path) -> "FileMark":
+    def of(cls, path: Path) -> "FileEntry":
         """Return the entry for an existing file."""
         return cls(path.name, path.stat().st_size, sha256_file(path))
 
@@ -82,10 +83,10 @@ class VersionMarker:
     day: str
     """YYYY-MM-DD."""
     version: int
-    files: list[FileMark]
+    files: list[FileEntry]
     """Files of the version."""
-    replaces: list[FileMark]
-    """Files of version 0 that existed when this version was written. Readers skip these files."""
+    replaces: list[FileEntry]
+    """Files of version 0 that existed before the back-fill. Readers skip these files."""
     num_rows: int
     created_at: str
     reason: str
@@ -109,7 +110,7 @@ class VersionMarker:
                     f"{uri} is of a later format, expected format_version {_MARKER_VERSION}"
                 )
             files, replaces = (
-                [FileMark(*each) for each in document.pop(name)] for name in ("files", "replaces")
+                [FileEntry(*each) for each in document.pop(name)] for name in ("files", "replaces")
             )
             return cls(**document, files=files, replaces=replaces)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -128,7 +129,7 @@ class DayFiles:
     """Files to read. The files of the version come first, and then the files that were added to
     version 0 later, each sorted by name."""
     own: list[ObjectInfo]
-    """All files of version 0, including those that the version replaces."""
+    """All files of version 0, including files that a back-fill replaced."""
     sha256: dict[str, str] = field(default_factory=dict)
     """SHA-256 of each file of the version, by name."""
     incomplete: list[int] = field(default_factory=list)
@@ -136,12 +137,15 @@ class DayFiles:
 
     @property
     def corrected(self) -> list[ObjectInfo]:
-        """Files to read that a back-fill wrote."""
+        """Files of the back-filled version."""
         return [each for each in self.files if each.name in self.sha256]
 
     @property
     def appended(self) -> list[ObjectInfo]:
-        """Files to read that the uploader added to version 0 later."""
+        """Files of version 0 to read.
+
+        After a back-fill, only files that were added later are read.
+        """
         return [each for each in self.files if each.name not in self.sha256]
 
 
@@ -179,16 +183,16 @@ def is_own_file(name: str) -> bool:
     return "/" not in name and name.endswith(".parquet") and is_visible(name)
 
 
-def _has_place(name: str) -> bool:
+def _is_allowed(name: str) -> bool:
     """Return whether a lake may contain a file with this relative name.
 
     Hidden files are allowed anywhere.
 
-    >>> _has_place("day=2026-03-01/a.parquet"), _has_place("outcomes/day=2026-03-01/a.parquet")
+    >>> _is_allowed("day=2026-03-01/a.parquet"), _is_allowed("outcomes/day=2026-03-01/a.parquet")
     (True, True)
-    >>> _has_place("dt=2026-03-01/a.parquet"), _has_place("day=2026-03-01/a.csv")
+    >>> _is_allowed("dt=2026-03-01/a.parquet"), _is_allowed("day=2026-03-01/a.csv")
     (False, False)
-    >>> _has_place("_notes/a.txt")
+    >>> _is_allowed("_notes/a.txt")
     True
     """
     *folders, file = name.split("/")
@@ -204,7 +208,7 @@ def _has_place(name: str) -> bool:
     return is_partition and file.endswith(".parquet")
 
 
-def _files_in_place(
+def _allowed_files(
     objects: Objects, listed: Iterable[ObjectInfo], ignore: Sequence[str], *, name: str
 ) -> list[ObjectInfo]:
     """Leave out files that match `ignore`, and check that all others are allowed in a lake.
@@ -223,15 +227,15 @@ def _files_in_place(
     ]
     local = {each.name: objects.local(each.name) for each in found}
     wrong = [
-        n for n, path in local.items() if not _has_place(n) or not (path is None or path.is_file())
+        n for n, path in local.items() if not _is_allowed(n) or not (path is None or path.is_file())
     ]
     if wrong:
         more = f" and {len(wrong) - _NUM_NAMED} more" if len(wrong) > _NUM_NAMED else ""
         raise ContractError(
-            f"lake {name} holds {len(wrong)} files where no rows are read: "
-            f"{', '.join(wrong[:_NUM_NAMED])}{more}; expected regular files "
-            "day=YYYY-MM-DD/*.parquet and outcomes/day=YYYY-MM-DD/*.parquet; move them there or "
-            "away, or pass them over: --set "
+            f"lake {name} has {len(wrong)} unexpected files: "
+            f"{', '.join(wrong[:_NUM_NAMED])}{more}; expected only regular files "
+            "day=YYYY-MM-DD/*.parquet and outcomes/day=YYYY-MM-DD/*.parquet. Move the "
+            "unexpected files, or ignore them: --set "
             f"'extraction.ignore=[{json.dumps(_folder_pattern(wrong[0]))}]'"
         )
     return found
@@ -245,7 +249,7 @@ def _folder_pattern(name: str) -> str:
     folder, _, file = name.rpartition("/")
     return (
         f"{folder}/*"
-        if folder and not _has_place(f"{folder}/a.parquet")
+        if folder and not _is_allowed(f"{folder}/a.parquet")
         else f"{folder}/{file}".lstrip("/")
     )
 
@@ -311,17 +315,17 @@ def files_of_day(objects: Objects, day: date, names: Mapping[str, ObjectInfo]) -
         stored.content if stored else b"", f"{objects.uri}/{location}/{VERSION_COMPLETE}"
     )
     files: list[ObjectInfo] = []
-    for mark in marker.files:
-        found = names.get(f"{folder}/{mark.name}")
-        if found is None or found.size != mark.size:
+    for entry in marker.files:
+        found = names.get(f"{folder}/{entry.name}")
+        if found is None or found.size != entry.size:
             raise ContractError(
-                f"{objects.uri}/{location}/{mark.name} is absent or changed, expected {mark.size} "
-                f"bytes as its {VERSION_COMPLETE} says"
+                f"{objects.uri}/{location}/{entry.name} is absent or changed, expected "
+                f"{entry.size} bytes as in {VERSION_COMPLETE}"
             )
         files.append(found)
-    replaced = {(mark.name, mark.size) for mark in marker.replaces}
+    replaced = {(entry.name, entry.size) for entry in marker.replaces}
     later = [each for each in own if (base_name(each), each.size) not in replaced]
-    hashes = {found.name: mark.sha256 for found, mark in zip(files, marker.files)}
+    hashes = {found.name: entry.sha256 for found, entry in zip(files, marker.files)}
     return DayFiles(version, [*files, *later], own, hashes, incomplete)
 
 
@@ -333,17 +337,17 @@ def base_name(file: ObjectInfo) -> str:
 def replace_file(objects: Objects, file: ObjectInfo, content: Path, *, num_gone: int) -> None:
     """Replace a Parquet file of a lake by `content`, which has `num_gone` rows fewer.
 
-    Readers see either the old or the new file. A file of a complete version gets another name, and
-    one write of the version's marker switches to the new name. If the marker does not name the
-    file, the file is removed, because nobody reads it. Any other file keeps its name, so that later
-    runs recognize it as seen. Before the file is replaced, its new size is added to the markers of
-    the versions that replace the file.
+    Readers see either the old or the new file. `content` replaces a file of a complete version
+    under a new name. Readers use the new file as soon as the version's marker contains the new
+    name. If the marker does not contain the file, the file is deleted, because it is never read. A
+    file of version 0 keeps its name, so that later runs recognize it as seen. Before such a file is
+    replaced, its new size is added to the markers of the versions that replace the file.
 
     Raises:
         Changed: another writer came first.
     """
     folder, _, name = file.name.rpartition("/")
-    day, mark = file.name.partition("/")[0], FileMark.of(content)
+    day, entry = file.name.partition("/")[0], FileEntry.of(content)
     for each in [
         found for found in objects.list(f"{day}/") if base_name(found) == VERSION_COMPLETE
     ]:
@@ -354,14 +358,14 @@ def replace_file(objects: Objects, file: ObjectInfo, content: Path, *, num_gone:
         if is_own := each.name == f"{folder}/{VERSION_COMPLETE}":
             if at := [i for i, known in enumerate(files) if known.name == name]:
                 stem = name.removesuffix(".parquet").partition("~")[0]
-                files[at[0]] = mark._replace(name=f"{stem}~{mark.sha256[:12]}.parquet")
+                files[at[0]] = entry._replace(name=f"{stem}~{entry.sha256[:12]}.parquet")
                 objects.write(f"{folder}/{files[at[0]].name}", content)
         elif (
             folder == day
-            and FileMark(name, file.size) in replaces
-            and FileMark(name, mark.size) not in replaces
+            and FileEntry(name, file.size) in replaces
+            and FileEntry(name, entry.size) not in replaces
         ):
-            replaces.append(FileMark(name, mark.size))
+            replaces.append(FileEntry(name, entry.size))
         if (files, replaces) != (marker.files, marker.replaces):
             gone = num_gone if is_own else 0
             changed = replace(
@@ -409,7 +413,7 @@ class DownloadCache:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                logger.info("waiting for another run that reads through %s", self.folder)
+                logger.info("waiting for another run that uses the cache %s", self.folder)
                 fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 
@@ -425,7 +429,7 @@ class DownloadCache:
         missing = [
             each
             for each in wanted
-            if self.path(each) not in self._used and not self._is_whole(each)
+            if self.path(each) not in self._used and not self._is_complete(each)
         ]
         self._used.update(map(self.path, wanted))
         if not missing:
@@ -440,7 +444,7 @@ class DownloadCache:
             "fetching %d files of %s, %.1f MB", len(downloads), objects.uri, num_bytes / 1e6
         )
         download_all(objects, downloads)
-        logger.info("fetched them")
+        logger.info("all files are fetched")
 
     def prune(self) -> None:
         """Remove the objects that this run did not use, and then the empty folders."""
@@ -453,7 +457,7 @@ class DownloadCache:
             elif path not in self._used and path.with_suffix("") not in self._used:
                 path.unlink()
 
-    def _is_whole(self, wanted: ObjectInfo) -> bool:
+    def _is_complete(self, wanted: ObjectInfo) -> bool:
         """Return whether the cache has the complete object with the listed bytes.
 
         A file with the wrong bytes is removed.
@@ -482,8 +486,8 @@ class DownloadCache:
             self.prune()
         if (free := self.free(self.folder)) < needed:
             problem = (
-                f"{len(downloads)} files of {uri} need {needed} bytes more, {free} are free "
-                "on the disk"
+                f"{len(downloads)} files of {uri} need {needed} more bytes, but only {free} "
+                "bytes are free on the disk"
             )
             raise PermanentError(f"{self.folder}: {problem}")
         return needed
@@ -517,7 +521,7 @@ class LakeFiles:
         self.name = objects.uri if cache else str(local_path(objects.uri))
         """Name for people."""
         written = [each for each in objects.list() if until is None or each.written_at <= until]
-        listed = _files_in_place(objects, written, ignore, name=self.name)
+        listed = _allowed_files(objects, written, ignore, name=self.name)
         self._rows = objects_by_day(self.uri, listed, DAY_PARTITION)
         outcomes = objects_by_day(self.uri, listed, OUTCOME_PARTITION)
         if not self._rows and not outcomes:
@@ -555,7 +559,7 @@ class LakeFiles:
         """Ignore these files from now on, and log a warning for each."""
         for path, reason in error.reasons.items():
             name = self._names[path]
-            assert name not in self.unfit, "what is left out is not read again"
+            assert name not in self.unfit, "files that were left out are not read again"
             self.unfit[name] = QuarantinedFile.of(path, name, self.named(reason))
             logger.warning(
                 "%s is quarantined, and the run goes on without it: %s",
@@ -624,7 +628,7 @@ class LakeFiles:
             )
         if found.version and found.appended:
             logger.warning(
-                "%s: %d files came after version %d was back-filled and are read beside it: %s",
+                "%s: %d files were added after the back-fill of version %d and are read too: %s",
                 day,
                 len(found.appended),
                 found.version,

@@ -2,10 +2,10 @@
 
 Late clicks (`evergreen.contracts.raw_rows.OUTCOME_TYPES`) are joined to the rows when the rows are
 read. A lake has late clicks in `outcomes/day=*/`. A late click sets the label of its row to 1 if
-the click happened within the attribution window, which the file states. The time at which the click
-was reported does not matter. Labels therefore mean the same as in the monitor. The label does not
-change for a click after the window, for other events, for outcomes of other rows, or for
-repetitions.
+the click happened within the attribution window. The file of late clicks states the length of this
+window. The time at which the click was reported does not matter. Labels therefore mean the same as
+in the monitor. The label does not change for a click after the window, for other events, for
+outcomes of other rows, or for repetitions.
 """
 
 import hashlib
@@ -67,10 +67,7 @@ class LateClicks:
     `_COUNTS_FROM` of its clicks."""
 
     def copy(self) -> "LateClicks":
-        """Return a copy with the same clicks.
-
-        The copy records only the files that it reads itself.
-        """
+        """Return a copy with the same clicks and an empty record of files."""
         return LateClicks(self.files, _clicks=dict(self._clicks))
 
     def join(self, table: Any, day: date) -> tuple[Any, int]:

@@ -50,12 +50,13 @@ class ModelLineage:
 
         Returns:
             A dictionary with these entries. `model_id`, `parent_model_id`, `is_live` and
-            `trained_later` describe the model. The model's holdout rows are between
-            `watermark` and `last_event_time`. `days` starts with the days of the model's
-            own run. Each entry has day, version, num_rows, num_late_rows, num_holdout_rows, replay,
-            and the model_id of the model that was trained on it. If `versions` is given, each entry
-            also has its lake_version and whether the rows are outdated. The lake_version is None if
-            the lake lacks the day. `unknown` lists the ancestors whose days were not recorded.
+            `trained_later` describe the model. The model's holdout rows are between `watermark` and
+            `last_event_time`. `days` starts with the days of the model's own run. Each entry has
+            day, version, num_rows, num_late_rows, num_holdout_rows, replay, and the model_id of the
+            model that was trained on it. If `versions` is given, each entry also has lake_version
+            and outdated. The entry lake_version is the newest version of the day, or None if the
+            lake lacks the day. The entry outdated is true if lake_version is newer than version.
+            `unknown` lists the ancestors whose days were not recorded.
         """
         days = []
         for model, entry in [(each, entry) for each in self.models for entry in each.days]:
@@ -147,15 +148,15 @@ def build_parser() -> argparse.ArgumentParser:
     """Build the command's parser. The text of `--help` documents the command."""
     parser = CommandParser(
         prog="evergreen data lineage",
-        description="Lists for each model of a registry which version of which day it learned "
-        "from, itself or through the models that it continued. With --lake, it also lists which of "
-        "these rows a later back-fill has replaced.",
+        description="Lists the days, and the version of each day, on which a model of a "
+        "registry and its ancestors were trained. With --lake, it also lists which of these "
+        "versions a later back-fill has replaced.",
     )
     parser.add_argument("--store", required=True, help="folder or URI of the registry")
     only = parser.add_mutually_exclusive_group()
-    only.add_argument("--day", help="this day alone, UTC, YYYY-MM-DD")
-    only.add_argument("--model", help="this model's id alone, or current")
-    parser.add_argument("--lake", help="lake, folder or its URI, or gs://")
+    only.add_argument("--day", help=("report only this UTC day, YYYY-MM-DD"))
+    only.add_argument("--model", help=("report only the model with this id, or current"))
+    parser.add_argument("--lake", help=("lake: folder, file:// URI or gs:// URI"))
     add_listing_flags(parser)
     return parser
 
@@ -198,7 +199,7 @@ COLUMNS = (
 
 
 def _rows(document: dict[str, Any]) -> Iterator[tuple[str | None, ...]]:
-    """Yield one table row for each day on whose rows a model was trained."""
+    """Yield one table row for each day that has training rows of the model or an ancestor."""
     for seen in document["days"]:
         notes = ["replayed"] if seen["replay"] else []
         if seen.get("outdated"):

@@ -15,8 +15,8 @@ from components.extraction.copies import Copies, corrected_copies, newest_copies
 from components.extraction.lake import CHUNK_ROWS, LakeChunk, read_footers, split_into_chunks
 from components.extraction.late_clicks import LateClicks
 from evergreen.config.features import Features
+from evergreen.contracts.category_texts import TextCounts
 from evergreen.contracts.raw_rows import REQUEST_ID
-from evergreen.contracts.words import WordCounts
 from evergreen.rows.parquet import RawParquet
 from evergreen.rows.raw_schema import MalformedRows, lake_schema, raw_schema
 from evergreen.rows.times import day_span
@@ -46,23 +46,22 @@ class RowReader:
     """Reader of chunks of one lake."""
 
     features: Features
-    """Features of the rows."""
     weighted: bool = False
     """Whether the rows have weights."""
     unread: frozenset[str] = frozenset()
     """See `RawParquet.unread`."""
     clicks: LateClicks
     """Late clicks of the lake."""
-    words: WordCounts = field(default_factory=WordCounts, repr=False)
+    text_counts: TextCounts = field(default_factory=TextCounts, repr=False)
     """Counts of the string categories of the rows that were read."""
 
     def copy(self) -> "RowReader":
         """Return a reader for a part of the rows, with counts of its own."""
-        return replace(self, clicks=self.clicks.copy(), words=WordCounts())
+        return replace(self, clicks=self.clicks.copy(), text_counts=TextCounts())
 
     def add(self, part: "RowReader") -> None:
         """Add the counts of a copy that has read a part of the rows."""
-        self.words.merge(part.words)
+        self.text_counts.merge(part.text_counts)
         self.clicks.add_files_of(part.clicks)
 
     def tables(self, chunks: Iterable[LakeChunk], malformed: MalformedRows) -> Iterator[SortedRows]:
@@ -122,7 +121,7 @@ class RowReader:
                 day=day,
                 with_strays=chunk.reports_strays,
                 unread=self.unread,
-                words=self.words,
+                text_counts=self.text_counts,
             )
             try:
                 yield from reader.batches(malformed)
@@ -132,9 +131,9 @@ class RowReader:
     def _without_trained(
         self, table: Any, chunk: LakeChunk, malformed: MalformedRows
     ) -> tuple[Any, Copies]:
-        """Leave out the rows that the chunk's `trained_files` also contain as valid rows.
+        """Leave out each row that has a valid copy in the chunk's `trained_files`.
 
-        These files are read one batch at a time.
+        The trained files are read one batch at a time.
         """
         trained = chunk._replace(files=list(chunk.trained_files), reports_strays=False)
         requests = table.column(REQUEST_ID).combine_chunks()
@@ -175,7 +174,7 @@ def sorted_day(
                 span=chunk.span,
                 day=span,
                 with_strays=chunk.reports_strays,
-                with_words=True,
+                with_strings=True,
             )
             for path in chunk.files
         ]

@@ -6,9 +6,9 @@ measures how much a model has forgotten.
 Rows are sampled by a hash of their identity and the window. A repeated task therefore draws the
 same rows, and a run with another window draws other rows. Every request belongs to the same side in
 every run, so no run replays a held-out request. An older model may nevertheless have been trained
-on the request before the request was held out. Reading is bounded in two ways. Only one chunk is in
-memory at a time. From a long day, only the rows that the sample needs are read. The rows come from
-chunks that are spread evenly over the rows before the window.
+on the request before the request was held out. Only one chunk is in memory at a time. From a long
+day, only the rows that the sample needs are read. The rows come from chunks that are spread evenly
+over the rows before the window.
 """
 
 import logging
@@ -40,8 +40,8 @@ logger = logging.getLogger(__name__)
 REPLAYED, HELD_OUT = "replay", "replay_holdout"
 _MALFORMED_FILE = "replay_malformed_rows.jsonl"
 _HELD_OUT_SHARE = 1 / 8
-"""Share of the old requests that are held out. The days before the window have the rows of several
-windows, so an eighth of the old rows suffices for a holdout as large as the window's own."""
+"""Share of the old requests that are held out. The old rows come from several windows. Therefore an
+eighth of the old rows is about as large as the holdout of one window."""
 _MAX_HELD_OUT_ROWS = 100_000
 """Maximum number of held-out rows. With 3 % clicks, this number gives an AUC with a standard error
 of 0.005, and a paired difference with a smaller standard error. Sixteen rows are read for each
@@ -50,8 +50,8 @@ held-out row. Without this limit, a run with a long window would read more old r
 _READ_PER_DRAWN = 2
 """Oversampling factor, to make up for malformed rows."""
 _MIN_CHUNKS = 32
-"""Minimum number of chunks that are read, if so many chunks exist. 32 chunks are more than four
-chunks a day over a week, so that the sample of a day does not come from a single hour."""
+"""Minimum number of chunks that are read, if so many chunks exist. With 32 chunks, each day of a
+week has more than four chunks. The sample of a day then comes from several hours."""
 _FEW_CHUNKS = 8
 """Minimum number of chunks for a small sample. With 32 chunks, each chunk would give fewer than
 `_ROWS_OF_CHUNK` rows. Reading a chunk takes 0.1 s on one core, even for a few rows. In a run of
@@ -85,8 +85,8 @@ def draw_replay(
 
     A folder without rows is not created. Malformed rows are written to
     `folder`/replay_malformed_rows.jsonl and do not stop the step, because an earlier run checked
-    them. Unfit files are left out of the lake. If too many files are unfit and the settings ask for
-    training rows, the step stops.
+    them. Unfit files are left out of the lake. If too many files are unfit and old rows are needed
+    for training, the step stops.
 
     Args:
         lake: Lake with the rows.
@@ -101,7 +101,7 @@ def draw_replay(
         folder: Existing folder for the output.
 
     Raises:
-        ContractError: too many files are unfit, and the settings ask for training rows.
+        ContractError: too many files are unfit, and old rows are needed for training.
     """
     wanted = {
         REPLAYED: settings.num_replayed(split.num_train),
@@ -159,9 +159,9 @@ def _draw(
             folder=folder,
         )
     malformed.report_unfit()
-    taken = {side: sum(counts[side] for counts in days.values()) for side in wanted}
-    for side, num_taken in taken.items():
-        if not num_taken:
+    num_drawn = {side: sum(counts[side] for counts in days.values()) for side in wanted}
+    for side, num_rows in num_drawn.items():
+        if not num_rows:
             (folder / side).rmdir()
     drawn = [
         {
@@ -174,9 +174,13 @@ def _draw(
         if any(counts.values())
     ]
     logger.info(
-        "of %d days before the window: %d rows to replay, %d held out", len(drawn), *taken.values()
+        "old rows from %d days before the window: %d for training, %d held out",
+        len(drawn),
+        *num_drawn.values(),
     )
-    return DrawnReplay(num_rows=taken[REPLAYED], num_holdout_rows=taken[HELD_OUT], days=drawn)
+    return DrawnReplay(
+        num_rows=num_drawn[REPLAYED], num_holdout_rows=num_drawn[HELD_OUT], days=drawn
+    )
 
 
 def _copy_drawn(
@@ -190,7 +194,7 @@ def _copy_drawn(
 ) -> dict[str, dict[str, int]]:
     """Write the sampled rows, and return the number of rows of each day on each side."""
     days: dict[str, dict[str, int]] = {}
-    taken = dict.fromkeys(wanted, 0)
+    num_drawn = dict.fromkeys(wanted, 0)
     with ExitStack() as stack:
         writers = {side: stack.enter_context(PartWriter(folder / side)) for side in wanted}
         for chunk, share_read in _spread(chunks, wanted, salt):
@@ -200,11 +204,11 @@ def _copy_drawn(
             )
             held_out = mix(identities >> np.uint64(32)) < np.uint64(_HELD_OUT_SHARE * 2**64)
             day = days.setdefault(chunk.day.isoformat(), dict.fromkeys(wanted, 0))
-            for side, is_ours in ((REPLAYED, ~held_out), (HELD_OUT, held_out)):
-                due = int(wanted[side] * share_read) - taken[side]
-                rows = _smallest(mix(identities ^ mix(salt)), np.flatnonzero(is_ours), due)
+            for side, is_of_side in ((REPLAYED, ~held_out), (HELD_OUT, held_out)):
+                due = int(wanted[side] * share_read) - num_drawn[side]
+                rows = _smallest(mix(identities ^ mix(salt)), np.flatnonzero(is_of_side), due)
                 writers[side].write(table.take(pa.array(rows)))
-                taken[side] += len(rows)
+                num_drawn[side] += len(rows)
                 day[side] += len(rows)
     return days
 
@@ -239,7 +243,7 @@ def _spread(
 def _shorten(chunk: LakeChunk, num_rows: float, *, at: float) -> LakeChunk:
     """Return a copy of the chunk whose span is shortened to about `num_rows` rows.
 
-    `at` in [0, 1] selects the start: 0 is the earliest possible start, and 1 the latest.
+    `at` is in [0, 1]. 0 selects the earliest possible start of the span, and 1 selects the latest.
     """
     assert chunk.span.start is not None
     assert chunk.span.end is not None

@@ -1,11 +1,11 @@
 """The lake's files that a lineage of models has seen, and the late rows in unseen files.
 
 Late rows are rows at or before the watermark in a file that the parent's lineage has not seen. The
-parent's manifest names the files of the newest days (`Model.files`). Every row is therefore newer
-than the watermark, in a seen file, or late. A file belongs to one day. If a file was not seen, all
-of its rows up to the watermark are late. Back-filled versions are not late, because a later window
-or replay reads them again. Unseen files of days older than `late_days` are counted and named.
-Unseen files of older days stay unseen, so that a later run can train on these files.
+parent's manifest names the files of the newest days (`Model.files`). Therefore every row is newer
+than the watermark, or it is in a seen file, or it is late. A file belongs to one day. If a file was
+not seen, all of its rows up to the watermark are late. Back-filled versions are not late, because a
+later window or replay reads them again. Unseen files of days older than `late_days` are counted and
+named. Unseen files of older days stay unseen, so that a later run can train on these files.
 """
 
 import logging
@@ -67,13 +67,13 @@ class LeftOutFile(NamedTuple):
     """Number of rows that are left out. None if the file is not on this machine or cannot be
     read."""
     counts_as_seen: bool
-    """Whether the file counts as seen by the lineage after this run. The file counts as seen if the
-    run reads other rows of the file, or starts a new record."""
+    """Whether the next run of the lineage treats the file as seen. The file is seen if this run
+    reads other rows of the file, or starts a new record of seen files."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SeenFiles:
-    """The files that a lineage has seen on the days before its watermark."""
+    """Files that a lineage has seen, for each day up to the watermark."""
 
     watermark: int
     """Time of the newest training row, microseconds since the epoch."""
@@ -176,7 +176,11 @@ class SeenFiles:
         return record
 
     def _untrained_span(self, day: date, file: ObjectInfo) -> TimeSpan:
-        """Return the span of time in which rows of this unseen file were not used for training."""
+        """Return the part of the day in which the lineage was not trained on rows of the file.
+
+        The file counts as unseen, but an earlier run may have read its older rows
+        (`trained_until`).
+        """
         newest = self.trained_until.get(day, {}).get(base_name(file))
         return day_span(day).clipped(TimeSpan(None if newest is None else newest + 1, None))
 
@@ -186,8 +190,9 @@ class SeenFiles:
             size = self.searched.get(day, {}).get(base_name(file), file.size)
             if size != file.size:
                 logger.warning(
-                    "%s has %d bytes, expected the %d that it had when the lineage was trained on "
-                    "rows up to %s: changed rows are not read, new rows belong in new files",
+                    "%s has %d bytes, expected %d: the file changed after the lineage was "
+                    "trained on rows up to %s. Changed rows are not read. Write new rows to "
+                    "new files",
                     file.name,
                     file.size,
                     size,
@@ -208,8 +213,8 @@ class SeenFiles:
             if needed <= MAX_LATE_DAYS:
                 way += f" or --set extraction.late_days={needed}"
         logger.warning(
-            "%d files %sof %s to %s were not seen by this lineage and are %s: their rows are not "
-            "read; %s reads them. The first: %s",
+            "%d files %sof the days %s to %s are not read, because the lineage has not seen "
+            "them and they are %s. To read them, use %s. First file: %s",
             len(files),
             rows,
             first,
@@ -272,8 +277,8 @@ def seen_files(parent: Model | None, late_days: int, *, start: str = "") -> Seen
     assert left_out_before is not None
     if unknown := [day for day in wanted if day not in known]:
         logger.warning(
-            "which files of %s the parent's lineage has seen is not known: no row of them counts "
-            "as late",
+            "the files of %s that the parent's lineage has seen were not recorded, so no row "
+            "of these days counts as late",
             ", ".join(map(str, unknown)),
         )
     return SeenFiles(

@@ -39,7 +39,7 @@ from evergreen.runtime.forked import available_cores
 
 _MEMORY = "1GB"
 """Memory limit of DuckDB. Larger sorts use the disk."""
-_PLACE = "_place"
+_POSITION = "_position"
 """Column with a row's position in the files, from 0."""
 _OWN_ID = "row-"
 """Prefix of ids that are made from a row's content."""
@@ -58,8 +58,8 @@ class RowCounts:
     known: int
     """Rows that were left out because the lake already has the rows."""
     repeated: int
-    """Number of kept events that equal an earlier event except for the label. These events have no
-    own id."""
+    """Number of kept events that equal an earlier event except for the label. Only events without
+    an id of their own are counted."""
 
 
 class Known(NamedTuple):
@@ -90,7 +90,7 @@ class Spool:
         # Columns are named by position, because DuckDB ignores case in names.
         self._columns = {name: f"c{i}" for i, name in enumerate(self._schema.names)}
         self._path, self._folder, self._stack = folder / "spool.parquet", folder, ExitStack()
-        self._spooled = pa.schema([*self._plain_fields(), pa.field(_PLACE, pa.int64())])
+        self._spooled = pa.schema([*self._plain_fields(), pa.field(_POSITION, pa.int64())])
         self._writer = self._stack.enter_context(
             pq.ParquetWriter(self._path, self._spooled, compression="lz4")
         )
@@ -104,9 +104,9 @@ class Spool:
 
     def write(self, batch: Any) -> None:
         """Append rows in the lake's schema. Request id, row and time may be null."""
-        places = pa.array(self.num_rows + np.arange(batch.num_rows, dtype=np.int64))
+        positions = pa.array(self.num_rows + np.arange(batch.num_rows, dtype=np.int64))
         self._writer.write_batch(
-            pa.record_batch([*self._plain(batch), places], schema=self._spooled)
+            pa.record_batch([*self._plain(batch), positions], schema=self._spooled)
         )
         self.num_rows += batch.num_rows
 
@@ -151,8 +151,8 @@ class Spool:
     def rows_of(self, source: str, *, more: str = "") -> str:
         """Return an SQL query that selects key, label, time, weight and a digest of the features.
 
-        The digest covers the names and values of all features that are not null. The digest depends
-        neither on the order of the features nor on new features without a value.
+        The digest covers the names and values of all features that are not null. The order of the
+        features, or a new feature without a value, does not change the digest.
         """
         column = self._columns
         names = sorted(
@@ -195,42 +195,43 @@ class Events:
             CREATE TABLE events AS
             WITH spooled AS (
                 SELECT *, md5(content || coalesce(time, 0)) AS identity
-                FROM ({spool.rows_of(self._rows, more=f", {_PLACE} AS place")})
+                FROM ({spool.rows_of(self._rows, more=f", {_POSITION} AS row_position")})
             ), numbered AS (
-                -- Clicked ones first: of equal rows in another order, the same ones are clicked.
+                -- Clicked rows come first, so each id has the same label for any order of the rows.
                 SELECT *, row_number() OVER (PARTITION BY coalesce(request, identity)
-                    ORDER BY CASE WHEN request IS NULL THEN -label END, place) - 1 AS nth
+                    ORDER BY CASE WHEN request IS NULL THEN -label END, row_position) - 1 AS nth
                 FROM spooled
             )
-            SELECT place, label, time, content, weight, request IS NOT NULL AS is_named,
+            SELECT row_position, label, time, content, weight, request IS NOT NULL AS is_named,
                 request IS NULL AND nth > 0 AS is_repeated,
                 coalesce(request, '{_OWN_ID}{spool.salt}' || identity || '-' || nth) AS request,
                 (CASE WHEN request IS NULL THEN 0 ELSE coalesce(number, nth) END)::INTEGER AS number
             FROM numbered
             """
         )
-        self._execute("CREATE TABLE dropped (place BIGINT, kind VARCHAR)")
+        self._execute("CREATE TABLE dropped (row_position BIGINT, kind VARCHAR)")
         # Ids that are made from content are unique, so only rows with an id of their own can have
         # copies.
         self._execute(
             """
             INSERT INTO dropped
             WITH copies AS (
-                SELECT *, count(*) OVER key AS copies, last_value(place) OVER whole AS newest,
+                SELECT *, count(*) OVER key AS copies,
+                    last_value(row_position) OVER whole AS newest,
                     last_value(content) OVER whole AS new_content,
                     last_value(label) OVER whole AS new_label,
                     last_value(time) OVER whole AS new_time,
                     last_value(weight) OVER whole AS new_weight
                 FROM events WHERE is_named
                 WINDOW key AS (PARTITION BY request, number),
-                    whole AS (PARTITION BY request, number ORDER BY place
+                    whole AS (PARTITION BY request, number ORDER BY row_position
                         ROWS BETWEEN UNBOUNDED PRECEDING AND UNBOUNDED FOLLOWING)
             )
-            SELECT place, CASE WHEN content <> new_content THEN 'conflicting'
+            SELECT row_position, CASE WHEN content <> new_content THEN 'conflicting'
                 WHEN label <> new_label OR time IS DISTINCT FROM new_time OR weight <> new_weight
                 THEN 'updated'
                 ELSE 'equal' END
-            FROM copies WHERE copies > 1 AND place <> newest
+            FROM copies WHERE copies > 1 AND row_position <> newest
             """
         )
 
@@ -245,7 +246,7 @@ class Events:
 
         Args:
             files: Files in the lake's schema.
-            with_times: Whether events must also have equal times.
+            with_times: Whether an event and a row must also have equal times to be copies.
 
         Returns:
             The number of events that were left out, and the number of events that are in the lake
@@ -267,21 +268,21 @@ class Events:
         self._execute(
             f"""
             INSERT INTO dropped
-            SELECT place, 'known' FROM events
+            SELECT row_position, 'known' FROM events
             SEMI JOIN known ON known.request = events.request AND known.number = events.number
                 AND known.label = events.label AND known.content = events.content
                 AND known.weight::FLOAT = events.weight::FLOAT {same_time}
-            WHERE place NOT IN (SELECT place FROM dropped)
+            WHERE row_position NOT IN (SELECT row_position FROM dropped)
             """
         )
         num_known = self._count("SELECT count(*) FROM dropped") - before
         others = (
             "FROM events SEMI JOIN known ON known.request = events.request AND known.number = "
-            "events.number AND known.content <> events.content WHERE place NOT IN (SELECT place "
-            "FROM dropped)"
+            "events.number AND known.content <> events.content WHERE row_position NOT IN "
+            "(SELECT row_position FROM dropped)"
         )
         num_others = self._count(f"SELECT count(*) {others}")
-        example = self._fetch(f"SELECT request, number {others} ORDER BY place LIMIT 1")
+        example = self._fetch(f"SELECT request, number {others} ORDER BY row_position LIMIT 1")
         return Known(
             num_known, num_others, f"{example[0][0]!r}, {example[0][1]}" if example else ""
         )
@@ -299,11 +300,11 @@ class Events:
         kinds = dict(self._fetch("SELECT kind, count(*) FROM dropped GROUP BY kind"))
         ((rows, clicks, repeated),) = self._fetch(
             "SELECT count(*), coalesce(sum(label), 0), count(*) FILTER (is_repeated) FROM events "
-            "WHERE place NOT IN (SELECT place FROM dropped)"
+            "WHERE row_position NOT IN (SELECT row_position FROM dropped)"
         )
         found = self._fetch(
-            "SELECT request, number FROM events JOIN dropped USING (place) WHERE kind = "
-            "'conflicting' ORDER BY place LIMIT 1"
+            "SELECT request, number FROM events JOIN dropped USING (row_position) WHERE kind = "
+            "'conflicting' ORDER BY row_position LIMIT 1"
         )
         copies = Copies(
             num_equal=kinds.get("equal", 0),
@@ -329,18 +330,20 @@ class Events:
         The interval is [start, start + length) in microseconds. Event i of n gets the time start +
         floor(i * length / n). All rows of a request get the time of its first row.
         """
-        number = "(row_number() OVER (ORDER BY place) - 1)::HUGEINT"
+        number = "(row_number() OVER (ORDER BY row_position) - 1)::HUGEINT"
         evenly = f"({start} + {number} * {length} // count(*) OVER ())::BIGINT"
         self._execute(
             f"""
             CREATE OR REPLACE TABLE spread AS
-            SELECT place, min(even) OVER (PARTITION BY request) AS spread_time FROM (
-                SELECT place, request, {evenly} AS even FROM events
-                WHERE place NOT IN (SELECT place FROM dropped)
+            SELECT row_position, min(even) OVER (PARTITION BY request) AS spread_time FROM (
+                SELECT row_position, request, {evenly} AS even FROM events
+                WHERE row_position NOT IN (SELECT row_position FROM dropped)
             )
             """
         )
-        yield from self._batches("spread_time", "spread_time, place", "JOIN spread USING (place)")
+        yield from self._batches(
+            "spread_time", "spread_time, row_position", "JOIN spread USING (row_position)"
+        )
 
     def _batches(self, time: str, order: str, join: str = "") -> Iterator[Any]:
         schema, columns = self._spool._schema, self._spool._columns
@@ -349,9 +352,9 @@ class Events:
             f"{own.get(name, f'spooled.{column}')} AS {column}" for name, column in columns.items()
         )
         query = (
-            f"SELECT {listed} FROM {self._rows} AS spooled JOIN events ON events.place = "
-            f"spooled.{_PLACE} {join} WHERE events.place NOT IN (SELECT place FROM dropped) ORDER "
-            f"BY {order}"
+            f"SELECT {listed} FROM {self._rows} AS spooled JOIN events ON events.row_position = "
+            f"spooled.{_POSITION} {join} WHERE events.row_position NOT IN "
+            f"(SELECT row_position FROM dropped) ORDER BY {order}"
         )
         with self._translated():
             for found in self._connection.sql(query).to_arrow_reader(BATCH_ROWS):

@@ -6,7 +6,8 @@ the files, and `components.extraction.holdout` selects the holdout.
 - Watermark: without an explicit window, a run begins after its parent's newest training row. The
   parent's holdout rows are newer, so this run trains on them. If a run fails, or validation or the
   gate refuses it, its model does not become a parent. The next run then reads the same rows again.
-  Without a parent, a run begins with the lake's first row, or `full_days` before its end.
+  Without a parent, the window begins `full_days` before its end, or with the lake's first row if
+  `full_days` is 0.
 - Late rows: see `components.extraction.seen_files`.
 - Clock: rows ahead of the clock by more than a tolerance are in no window and do not move the
   watermark. A later run reads these rows once the clock has passed their time.
@@ -69,9 +70,9 @@ def resolve_window(
     window = TimeSpan(first, last)
     if window.is_empty and attribution:
         raise ContractError(
-            f"window {window} holds no mature row: of rows up to {to_iso(requested or 0)} those of "
-            f"the last {attribution / DAY_MICROS * 24:g} hours (attribution_hours) are left for "
-            "the next run"
+            f"window {window} has no mature row: the rows of the last "
+            f"{attribution / DAY_MICROS * 24:g} hours (attribution_hours) before "
+            f"{to_iso(requested or 0)} are left for the next run"
         )
     if window.is_empty:
         raise ContractError(f"window {window} is empty, expected its start before its end")
@@ -119,19 +120,20 @@ def find_baselines(store: Path, *, parent: str, champion: str, features: Feature
         features: Features of the run's recommender.
 
     Raises:
-        ContractError: a model is unknown, its manifest is corrupt, the parent uses a column of
-            `features` as another kind, or the champion needs a column that is not in `features`.
+        ContractError: a model is unknown, or its manifest is corrupt. The error is also raised if a
+            column has another kind in the parent, or if the champion needs a column that `features`
+            lacks.
     """
     continued = registry.parent(store, parent)
     if continued is not None:
         features.expect_continues(continued.recommender.features, parent=continued.model_id)
     release = registry.champion(store, champion)
     found = registry.stored_model(store, release.model_id, role="champion") if release else None
-    if found is not None and (lost := features.places_lost(found.recommender.features)):
+    if found is not None and (lost := features.missing_columns(found.recommender.features)):
         raise ContractError(
-            f"columns {lost} of the champion {found.model_id} are none of this run's, so that it "
-            "cannot be compared on the same rows; to compare without it, "
-            f"{run_again('-p champion=none' if continued else FROM_SCRATCH)}"
+            f"the champion {found.model_id} needs columns {lost}, which this run does not "
+            "have, so both models cannot be compared on the same rows; to run without a "
+            f"champion, {run_again('-p champion=none' if continued else FROM_SCRATCH)}"
         )
     return Baselines(parent=continued, champion=found)
 
@@ -152,9 +154,9 @@ def expect_past(baselines: Baselines, ahead_from: int) -> None:
     for model in baselines.models:
         if (newest := watermark(model)) >= ahead_from:
             raise ContractError(
-                f"model {model.model_id} was trained on rows up to {to_iso(newest)}, later than "
-                f"{to_iso(ahead_from)}, ahead of the clock: no row would be newer until then; to "
-                f"train without it, {run_again(FROM_SCRATCH)}"
+                f"model {model.model_id} was trained on rows up to {to_iso(newest)}, expected "
+                f"rows before {to_iso(ahead_from)}, because later times are ahead of the "
+                f"clock; to train without this model, {run_again(FROM_SCRATCH)}"
             )
 
 

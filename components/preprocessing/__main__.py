@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from evergreen.contracts.manifests import RawDataset
-from evergreen.registry.runs import noted
+from evergreen.registry.runs import step_note
 from evergreen.runtime.durable import own_umask
 from evergreen.runtime.exit_codes import exits_with_code
 from evergreen.runtime.flags import CommandParser
@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _encode_dataset(arguments: argparse.Namespace) -> None:
     store = local_path(arguments.store)
     final = local_path(arguments.work) / arguments.run / "preprocessing"
-    with noted(store, arguments.run, "preprocessing") as note, warnings.catch_warnings():
+    with step_note(store, arguments.run, "preprocessing") as note, warnings.catch_warnings():
         # NVTabular warns about every optional library that is absent, such as TensorFlow. The
         # warnings are of no use to the user.
         warnings.simplefilter("ignore")

@@ -1,11 +1,11 @@
 """Encode all parts of a dataset, verify the files and describe them for HugeCTR.
 
 An engine encodes the rows, and other processes may encode some of the partitions. HugeCTR checks
-neither types nor ranges. HugeCTR reads the bits of an int32 label as a float, and an id that is too
-large for its slot falls into the next slot. Every written file is therefore read back and checked
-here. The first rows of each file are also compared with `evergreen.contracts.workflow`, because the
-served graph is built from this workflow alone. HugeCTR needs `_metadata.json` and `_file_list.txt`
-beside the Parquet files.
+neither types nor ranges. HugeCTR reads the bits of an int32 label as a float. HugeCTR treats an id
+that is too large for its slot as an id of the next slot. Every written file is therefore read back
+and checked here. The first rows of each file are also compared with `evergreen.contracts.workflow`,
+because the served graph is built from this workflow alone. HugeCTR needs `_metadata.json` and
+`_file_list.txt` beside the Parquet files.
 """
 
 import json
@@ -181,9 +181,9 @@ def compare(features: FeatureWorkflow, partition: Partition, path: Path) -> None
             difference = float(np.maximum(difference, relative.max()))
     if wrong_ids or not difference <= _TOLERANCE:
         raise PermanentError(
-            f"{path.parent.name}/{path.name} and the feature workflow differ over {rows.num_rows} "
-            f"rows in {wrong_ids} ids, expected none, and by {difference} in dense values, "
-            f"expected at most {_TOLERANCE}"
+            f"{path.parent.name}/{path.name} differs from the feature workflow in the first "
+            f"{rows.num_rows} rows: {wrong_ids} ids differ, expected 0, and dense values "
+            f"differ by {difference}, expected at most {_TOLERANCE}"
         )
 
 
@@ -191,11 +191,11 @@ def _describe_files(folder: Path, num_rows: list[int], features: Features, *, fi
     """Write `_metadata.json` and the file list of `folder`, which is moved to `final` later."""
     names = sorted(path.name for path in folder.glob("*.parquet"))
     ids, dense = list(features.id_names), list(features.dense_inputs)
-    places = {name: i for i, name in enumerate([LABEL, *dense, *ids])}
+    positions = {name: i for i, name in enumerate([LABEL, *dense, *ids])}
     document = {
         "file_stats": [{"file_name": name, "num_rows": rows} for name, rows in zip(names, num_rows)]
     }
     for kind, columns in {"cats": ids, "conts": dense, "labels": [LABEL]}.items():
-        document[kind] = [{"col_name": name, "index": places[name]} for name in columns]
+        document[kind] = [{"col_name": name, "index": positions[name]} for name in columns]
     write_whole(folder / _METADATA, json.dumps(document))
     write_file_list(folder, names, final=final)

@@ -35,7 +35,7 @@ def statistics_of_all(
     Each worker has only a few statistics in memory at a time.
 
     Args:
-        shares: Partitions of each task, at least one task.
+        shares: Partitions for each task. There must be at least one task.
         unscaled: Result of `engines.EncodingEngine.unscaler` for the numeric columns to fit. None
             if there are no numeric columns to fit.
         workers: Processes that share the tasks.
@@ -179,6 +179,6 @@ def _boundaries(
         return np.zeros(0, np.float32)
     up_to = np.cumsum(counts)
     ranks = -(-np.arange(1, num_buckets) * (up_to[-1] - 1) // num_buckets)
-    places = np.unique(np.searchsorted(up_to, ranks, side="right"))
-    found: NDArray[np.float32] = values[places[places > 0]] + np.float32(0)
+    positions = np.unique(np.searchsorted(up_to, ranks, side="right"))
+    found: NDArray[np.float32] = values[positions[positions > 0]] + np.float32(0)
     return found

@@ -61,12 +61,12 @@ def _encoded(workflow: FeatureWorkflow, weighted: bool, rows: Any) -> Columns:
 
 
 def _ids_by_category(
-    workflow: FeatureWorkflow, place: int, categories: NDArray[np.int64]
+    workflow: FeatureWorkflow, position: int, categories: NDArray[np.int64]
 ) -> NDArray[np.int64]:
     """Return the same ids as `encode_categorical`, but look up each distinct category only once.
 
     One look-up per distinct category is five times as fast as one look-up per row.
     """
-    places, distinct = distinct_values(categories)
-    ids: NDArray[np.int64] = workflow.encode_position(place, distinct)[places]
+    inverse, distinct = distinct_values(categories)
+    ids: NDArray[np.int64] = workflow.encode_position(position, distinct)[inverse]
     return ids

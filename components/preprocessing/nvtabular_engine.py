@@ -8,9 +8,9 @@ NVTabular plans, executes and types the graphs, and Categorify looks up every id
 this module override methods of NVTabular's operator interface. Each operator exists for one of
 three reasons, and its docstring states the reason:
 
-- The operator is faster. Categorify gets each distinct value of a column once, because its merge
-  and sort of all rows would take 10 to 20 times as long as everything else.
-- NVTabular 23.8 fails in a certain case.
+- The operator is faster than NVTabular's own operator. Categorify gets each distinct value of a
+  column once. Its merge and sort of all rows would take 10 to 20 times as long as everything else.
+- NVTabular 23.8 raises an error in a case that the docstring names.
 - The result must be equal on every machine.
 """
 
@@ -133,7 +133,7 @@ class Emptied(ops.Operator):  # type: ignore[misc]
     """
 
     def __init__(self, names: tuple[str, ...]) -> None:
-        """Store the names of the columns to make missing.
+        """Store the names of the columns whose values become missing.
 
         Other columns of the selection are unchanged.
         """
@@ -237,14 +237,14 @@ def explicit_workflow(features: FeatureWorkflow, storage: Path, *, weighted: boo
     normalize.stds = dict(zip(columns.numeric, map(float, features.stds)))
     categorify.fitted = normalize.fitted = True
     outputs = [[LABEL] >> ops.AddMetadata(tags=["target"])]
-    if plain := tuple(columns.numeric[place] for place in columns.plain_numeric):
+    if plain := tuple(columns.numeric[position] for position in columns.plain_numeric):
         dense = _joined(_unscaled(columns, plain, excluded=features.excluded)) >> normalize
         if columns.indicated:
             dense += _present(columns.indicated, features.excluded) >> IsMissing()
         outputs.append(dense[list(columns.dense_inputs)])
     if columns.id_names:
         positions = zip(columns.position_names, columns.position_features)
-        left_out = tuple(place for place, name in positions if name in features.excluded)
+        left_out = tuple(position for position, name in positions if name in features.excluded)
         inputs = [_present(columns.position_names, left_out)] * bool(columns.position_names)
         bucketize = KnownBucketize(
             {name: values.tolist() for name, values in features.boundaries.items()}
@@ -265,7 +265,7 @@ def _unscaled(
 ) -> list[Any]:
     """Return parts of the graph that compute numeric columns before they are scaled.
 
-    Columns with equal options share one part.
+    Columns with equal options are computed together, in one part.
     """
     groups: dict[tuple[float, tuple[float, float], bool], list[str]] = {}
     for name in names:
@@ -333,8 +333,8 @@ def _without_tombstones(vocabulary: NDArray[np.int64]) -> NDArray[np.int64]:
     """Replace each tombstone of the vocabulary by a different negative value.
 
     A tombstone still needs a value, because an id is a position in the vocabulary. Negative values
-    do not occur in raw rows. The negative values must be different, because NVTabular looks up ids
-    by a merge. If a negative value passed the checks of raw rows, equal values would duplicate its
-    row.
+    do not occur in raw rows. The values must be different, because NVTabular joins the rows with
+    the vocabulary. If a vocabulary contained a value twice, the join would duplicate a row with
+    this value.
     """
     return np.where(vocabulary == TOMBSTONE, TOMBSTONE - np.arange(len(vocabulary)), vocabulary)

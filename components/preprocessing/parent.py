@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 ADMISSION_FILE = "admission.npz"
 """File with int64 arrays for each column, named by the column's position. Array `0` contains the
-time at which each id of column 0 was last seen. The arrays `0_candidates`, `0_sightings` and
+time at which each id of column 0 was last seen. The arrays `0_candidates`, `0_frequencies` and
 `0_last_seen` describe the candidates of this column."""
 
 
@@ -42,7 +42,7 @@ def save_columns(columns: Sequence[Column], folder: Path) -> None:
     for i, column in enumerate(columns):
         known = column.candidates
         arrays |= {f"{i}": column.last_seen, f"{i}_candidates": known.categories}
-        arrays |= {f"{i}_sightings": known.sightings, f"{i}_last_seen": known.last_seen}
+        arrays |= {f"{i}_frequencies": known.frequencies, f"{i}_last_seen": known.last_seen}
     content = io.BytesIO()
     # All categories of one window have the same time, so compression is effective. The times of a
     # million ids from 30 windows take 1 MB instead of 8 MB.
@@ -62,7 +62,7 @@ def load_columns(folder: Path, features: FeatureWorkflow) -> list[Column]:
             for i, vocabulary in enumerate(features.vocabularies):
                 candidates = Candidates(
                     categories=arrays[f"{i}_candidates"],
-                    sightings=arrays[f"{i}_sightings"],
+                    frequencies=arrays[f"{i}_frequencies"],
                     last_seen=arrays[f"{i}_last_seen"],
                 )
                 columns.append(
@@ -80,7 +80,7 @@ class ParentWorkflow:
     model: Model
     features: FeatureWorkflow
     columns: dict[str, Column]
-    """Column of each slot, by slot."""
+    """Vocabulary and counts of each slot."""
 
     @property
     def scaling(self) -> dict[str, tuple[float, float]]:
@@ -125,8 +125,8 @@ def expect_parents_columns(
         raise ContractError(
             f"this run excludes the columns {sorted(excluded) or 'none'}, expected the columns "
             f"that its parent {parent.model.model_id} excludes: "
-            f"{sorted(excluded_before) or 'none'}. Exclude those, or, to train from scratch, "
-            + run_again("-p parent=none")
+            f"{sorted(excluded_before) or 'none'}. Exclude the same columns, or, to train from "
+            "scratch, " + run_again("-p parent=none")
         )
 
 

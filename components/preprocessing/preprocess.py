@@ -50,8 +50,8 @@ from evergreen.storage.uris import local_path
 logger = logging.getLogger(__name__)
 
 _SALT = 0x5EED0F7415
-"""Salt of the random choice. This salt differs from the salt of replay. With the same salt,
-replayed rows would not be downsampled at `negative_rate`."""
+"""Salt of the random choice. The sampling of old rows must use a different salt. Otherwise the old
+rows would not be downsampled at `negative_rate`."""
 _GROUP_ROWS = 65_536
 _DOWNSAMPLED_ROWS = 250_000
 """Approximate number of rows of a downsampled file."""
@@ -61,8 +61,8 @@ this size too, so processes get similar numbers of rows."""
 
 _TRAIN, _HOLDOUT, _WORKFLOW = "train", "holdout", "workflow"
 _REPLAY, _REPLAY_HOLDOUT = "replay", "replay_holdout"
-"""Parts of the dataset with rehearsed old rows. Old rows are encoded with this run's workflow, but
-the workflow is not fitted on these rows."""
+"""Parts of the dataset with old rows for rehearsal. Old rows are encoded with this run's workflow,
+but the workflow is not fitted on these rows."""
 _SCRATCH = ".scratch"
 """Temporary folder. At first, the folder contains counts of parts of the rows. Afterwards, the
 folder contains files of the engine."""

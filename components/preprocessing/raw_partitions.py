@@ -19,11 +19,11 @@ class Partition(NamedTuple):
 
     path: str
     groups: tuple[int, ...]
-    """Row groups of the file, at least one."""
+    """Row groups of the file. The tuple is not empty."""
     num_rows: int
     features: Features
     excluded: tuple[str, ...] = ()
-    """Features that are read as missing, whatever the file contains."""
+    """Features that are read as missing, even if the file has values."""
     weighted: bool = False
     """Whether the rows have weights."""
 
@@ -144,7 +144,7 @@ def distinct_values(values: Any) -> tuple[NDArray[Any], NDArray[Any]]:
 def _grouped(metadata: Any, partition_rows: int) -> list[tuple[tuple[int, ...], int]]:
     """Combine consecutive row groups up to `partition_rows` rows.
 
-    Returns for each combination its row groups and its number of rows.
+    Returns the row groups and the number of rows of each combination.
     """
     grouped: list[tuple[tuple[int, ...], int]] = []
     for group in range(metadata.num_row_groups):

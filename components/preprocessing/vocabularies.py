@@ -1,11 +1,11 @@
 """Update the vocabulary of one column from run to run.
 
 A category is admitted when its count, summed over the runs, reaches the frequency threshold. A
-category without a row for a given time is evicted. Ids never move: an evicted category leaves a
-tombstone. A later run reuses the ids of tombstones before it appends new ids. The result depends
-only on the parent's column and the counts of this run, so a retry has the same result.
-`window_statistics` counts the rows. The module `parent` defines the file from which the next run
-continues.
+category is evicted if no row has contained it for a configured time. Ids never move: an evicted
+category leaves a tombstone. A later run reuses the ids of tombstones before it appends new ids. The
+result depends only on the parent's column and the counts of this run, so a retry has the same
+result. `window_statistics` counts the rows. The module `parent` defines the file from which the
+next run continues.
 """
 
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ class Candidates:
     """Categories of a column that are too rare to have an id so far, ascending."""
 
     categories: NDArray[np.int64]
-    sightings: NDArray[np.int64]
+    frequencies: NDArray[np.int64]
     """Number of rows with each category, over all runs since the category was last dropped."""
     last_seen: NDArray[np.int64]
 
@@ -45,7 +45,7 @@ class Column:
 def unseen_column(vocabulary: NDArray[np.int64]) -> Column:
     """Return a column with unseen categories and without candidates."""
     nothing = Candidates(
-        **dict.fromkeys(("categories", "sightings", "last_seen"), np.zeros(0, np.int64))
+        **dict.fromkeys(("categories", "frequencies", "last_seen"), np.zeros(0, np.int64))
     )
     return Column(
         vocabulary=vocabulary, last_seen=np.zeros(len(vocabulary), np.int64), candidates=nothing
@@ -80,7 +80,7 @@ def next_column(
     >>> column = next_column(parent, seen, counts, now=1000, rules=rules)
     >>> column.vocabulary, column.last_seen
     (array([7, 9, 8, 5]), array([   0, 1000, 1000, 1000]))
-    >>> column.candidates.categories, column.candidates.sightings
+    >>> column.candidates.categories, column.candidates.frequencies
     (array([4]), array([1]))
     """
     is_live, was_seen = np.isin(seen, parent.vocabulary), np.isin(parent.vocabulary, seen)
@@ -94,8 +94,8 @@ def next_column(
     # If the threshold was lowered, the counts of earlier runs alone may suffice. A category without
     # a row in this run could not be trained, so the category is not admitted.
     is_here = np.isin(counted.categories, seen[~is_live], assume_unique=True)
-    enters = is_here & (counted.sightings >= rules.frequency_threshold)
-    new = counted.categories[enters][np.argsort(-counted.sightings[enters], kind="stable")]
+    enters = is_here & (counted.frequencies >= rules.frequency_threshold)
+    new = counted.categories[enters][np.argsort(-counted.frequencies[enters], kind="stable")]
     free = np.flatnonzero(parent.vocabulary == TOMBSTONE)[: len(new)]
     vocabulary[free], last_seen[free] = new[: len(free)], now
     appended = new[len(free) :]
@@ -114,11 +114,11 @@ def _add_counts(
         np.concatenate([before.categories, seen]), return_inverse=True
     )
     old, here = np.split(positions, [len(before.categories)])
-    sightings, last_seen = np.zeros_like(categories), np.zeros_like(categories)
-    sightings[old], last_seen[old] = before.sightings, before.last_seen
-    sightings[here] += counts
+    frequencies, last_seen = np.zeros_like(categories), np.zeros_like(categories)
+    frequencies[old], last_seen[old] = before.frequencies, before.last_seen
+    frequencies[here] += counts
     last_seen[here] = np.maximum(last_seen[here], now)
-    return Candidates(categories=categories, sightings=sightings, last_seen=last_seen)
+    return Candidates(categories=categories, frequencies=frequencies, last_seen=last_seen)
 
 
 def _retained(
@@ -130,7 +130,7 @@ def _retained(
     positions = np.flatnonzero(is_out)
     if len(positions) > rules.max_candidates:
         # lexsort is stable, so equal candidates stay in the order of their values.
-        order = np.lexsort([-counted.last_seen[positions], -counted.sightings[positions]])
+        order = np.lexsort([-counted.last_seen[positions], -counted.frequencies[positions]])
         positions = np.sort(positions[order[: rules.max_candidates]])
     return positions
 
@@ -138,6 +138,6 @@ def _retained(
 def _select(counted: Candidates, positions: NDArray[np.int64]) -> Candidates:
     return Candidates(
         categories=counted.categories[positions],
-        sightings=counted.sightings[positions],
+        frequencies=counted.frequencies[positions],
         last_seen=counted.last_seen[positions],
     )

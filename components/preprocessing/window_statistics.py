@@ -1,7 +1,7 @@
 """Statistics of a run's rows: counts of each slot's categories, and moments of numeric columns.
 
-Counts and sums are integers, so statistics of parts of the rows merge without loss. The result is
-equal bit for bit, however the rows are divided. The engines decide which values are counted.
+Counts and sums are integers, so statistics of parts of the rows merge without loss. The result has
+the same bits for every division of the rows. The engines decide which values are counted.
 """
 
 from collections.abc import Mapping
@@ -66,8 +66,8 @@ def statistics_of(
         numbers: Numeric columns to fit, as `engines.EncodingEngine.unscaler` computes them.
     """
     slots: dict[int, list[Any]] = {slot: [] for slot in features.positions.slots}
-    for place, slot in zip(position_columns(rows, features).values(), features.positions.slots):
-        slots[slot].append(_counts(place))
+    for values, slot in zip(position_columns(rows, features).values(), features.positions.slots):
+        slots[slot].append(_counts(values))
     counts = {features.slots[slot]: _merged_counts(found) for slot, found in slots.items()}
     bucketed = {
         name: _counts(pa.array(values, from_pandas=True))
@@ -80,7 +80,7 @@ def statistics_of(
 
 
 def merged(found: list[Statistics]) -> Statistics:
-    """Merge statistics of disjoint rows, at least one."""
+    """Merge the statistics of disjoint sets of rows. `found` must not be empty."""
     counts = {name: _merged_counts([each[name] for each, _ in found]) for name in found[0][0]}
     return counts, {
         name: _merged_moments([each[name] for _, each in found]) for name in found[0][1]
@@ -100,9 +100,11 @@ def _counts(values: Any) -> _Counts:
 def _merged_counts(found: list[_Counts]) -> _Counts:
     if len(found) == 1:
         return found[0]
-    values, places = np.unique(np.concatenate([values for values, _ in found]), return_inverse=True)
+    values, inverse = np.unique(
+        np.concatenate([values for values, _ in found]), return_inverse=True
+    )
     counts = np.zeros(len(values), np.int64)
-    np.add.at(counts, places, np.concatenate([counts for _, counts in found]))
+    np.add.at(counts, inverse, np.concatenate([counts for _, counts in found]))
     return values, counts
 
 

@@ -1,8 +1,8 @@
 """The exit handler: record the outcome of a run, and send a notification.
 
 The state that KFP passes does not show the outcome. The hosted backend passes COMPLETE or FAILED
-without a message. The local backend passes SUCCEEDED or FAILED, and its message is about the exit
-handler. The outcome is therefore derived from the steps' notes (`evergreen.registry.runs`).
+without a message. The local backend passes SUCCEEDED or FAILED with a message about the exit
+handler itself. The outcome is therefore derived from the steps' notes (`evergreen.registry.runs`).
 
 A notification is sent for a run that a person or a schedule started. A run of the monitor has a
 `trigger_id`, and the monitor announces it as part of the incident. A failed notification does not
@@ -81,8 +81,9 @@ def notify(
 ) -> None:
     """Send one message about the outcome, with retries if the webhook does not answer.
 
-    Nothing is sent if `url` is empty. A run of the monitor is announced only if a step has
-    something to report, because the monitor knows the outcome but not the reports of the steps.
+    Nothing is sent if `url` is empty. The monitor announces the outcome of its runs itself, but
+    does not know the reports of the steps. Such a run is therefore announced here only if a step
+    has something to report.
     """
     if not url.strip() or (outcome.trigger_id and not _reported_by_steps(notes)):
         return
@@ -104,7 +105,7 @@ def _message(outcome: RunOutcome, notes: Sequence[StepNote]) -> dict[str, str]:
     if outcome.state == "released":
         title, done = f"Version {outcome.version} was released", f"{outcome.reason}" or "released"
     elif outcome.state == "canary":
-        title, done = f"Version {outcome.version} runs beside the live one", outcome.reason
+        title, done = (f"Version {outcome.version} runs beside the live version"), outcome.reason
     elif outcome.state == "evaluated":
         title, done = "A new model was evaluated", outcome.reason
     elif outcome.state == "refused":

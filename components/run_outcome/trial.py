@@ -28,8 +28,8 @@ _VARIABLE = "EVERGREEN_TRIAL_PARAMETERS"
 """Environment variable with the pipeline's parameters as JSON. The parameter `trigger_id` names the
 trial."""
 _EXPERIMENT = "evergreen-search"
-"""Experiment of the trials in KFP. This experiment differs from the monitor's, because the monitor
-starts no run while another run of its own experiment is active."""
+"""Experiment of the trials in KFP. Trials must not belong to the monitor's experiment, because the
+monitor starts no run while a run of that experiment is active."""
 
 
 @exits_with_code
@@ -46,8 +46,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     version = server.newest_version(pipeline_id) if pipeline_id else None
     if version is None:
         raise ContractError(
-            f"KFP at {arguments.host} has no pipeline {PIPELINE_NAME}, expected one of `submit "
-            "--upload`"
+            f"KFP at {arguments.host} has no pipeline {PIPELINE_NAME}, expected a pipeline "
+            "uploaded by `submit --upload`"
         )
     experiment = server.experiment_id(_EXPERIMENT)
     run_id = server.start_run(

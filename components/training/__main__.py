@@ -19,7 +19,7 @@ from evergreen.config.model import network_config
 from evergreen.config.training import TrainingSettings
 from evergreen.contracts.manifests import TrainingSet, ValidationReport
 from evergreen.networks import share_cores
-from evergreen.registry.runs import noted
+from evergreen.registry.runs import step_note
 from evergreen.runtime.durable import own_umask
 from evergreen.runtime.errors import ContractError, TemporaryError
 from evergreen.runtime.exit_codes import ExitCode, exits_with_code
@@ -46,7 +46,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--run",
         required=True,
         default=argparse.SUPPRESS,
-        help="name of the run (a second try continues from the first's save)",
+        help="name of the run (a second try continues from the last save)",
     )
     add(
         "--store",
@@ -114,7 +114,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The Kubernetes client takes 0.2 s to import.
         from components.training.train_job import TrainJobs, train_elsewhere
 
-        with stop_on_sigterm(), noted(store, flags.run, "training") as note:
+        with stop_on_sigterm(), step_note(store, flags.run, "training") as note:
             train_elsewhere(flags, note, TrainJobs.of_this_pod())
         return ExitCode.DONE
     if flags.processes < 1 or (flags.processes > 1 and flags.backend != "torchrec"):
@@ -141,18 +141,18 @@ def _guarded(arguments: Sequence[str], store: Path, run: str) -> int:
     try:
         return run_guarded(arguments)
     except TemporaryError:
-        with noted(store, run, "training"):
+        with step_note(store, run, "training"):
             raise
 
 
 def _train(flags: argparse.Namespace, store: Path, work: Path) -> int:
     """Train and publish the model in this process."""
-    # `stop_on_sigterm` is outside `noted`, because inside, `noted` would record SIGTERM as an end
-    # without a save.
-    with stop_on_sigterm() as stop, noted(store, flags.run, "training") as note:
+    # `stop_on_sigterm` is outside `step_note`, because inside, `step_note` would record SIGTERM as
+    # an end without a save.
+    with stop_on_sigterm() as stop, step_note(store, flags.run, "training") as note:
         import torch
 
-        from components.training.step import TrainingRun, forget_checkpoint, train
+        from components.training.step import TrainingRun, remove_checkpoint, train
 
         training_set = TrainingSet.read(flags.training_set)
         report = read_reference(
@@ -170,7 +170,7 @@ def _train(flags: argparse.Namespace, store: Path, work: Path) -> int:
         model, result = train(request, training_set, report, stop=stop)
         reference = keep(training_set, work / flags.run / "training" / "training_set.json")
         replace(model, training_set=reference).write(flags.output)
-        forget_checkpoint(work, flags.run)
+        remove_checkpoint(work, flags.run)
         numbers = _numbers(model.num_train_rows, result)
         # Reproducing the weights bit for bit needs the same number of threads.
         threads = torch.get_num_threads()

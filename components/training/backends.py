@@ -53,9 +53,9 @@ def require_backend(
         for table, by_pool in pools.items():
             if len(by_pool) > 1:
                 raise ContractError(
-                    f"lists with the vectors of {table} are pooled by sum ({by_pool['sum']}) and "
-                    f"by mean ({by_pool['mean']}), expected only one of the two with backend "
-                    "hugectr, whose embeddings have one way of pooling"
+                    f"lists in table {table} are pooled by sum ({by_pool['sum']}) and by mean "
+                    f"({by_pool['mean']}), expected one kind of pooling for each table with "
+                    "backend hugectr"
                 )
     if backend == "hugectr" and weight is not None:
         raise ContractError(
@@ -84,8 +84,8 @@ def make_engine(
         scratch: Folder for HugeCTR's temporary files on several nodes. All nodes see this folder.
             One node uses a folder on its own disk, below TMPDIR.
         num_gpus: GPUs of each node that share a batch. PyTorch uses one GPU.
-        features: Features that a row looks up. If `features` is None, a row looks up each slot
-            once.
+        features: Features of the recommender. If `features` is None, a row has exactly one id in
+            each slot.
 
     Raises:
         ContractError: there is no such backend, or it does not support the network or a setting.
@@ -94,7 +94,9 @@ def make_engine(
     require_backend(backend, config, features)
     num_slots = len(features.slots) if features else config.num_categorical
     if len(slot_sizes) != num_slots or min(slot_sizes, default=1) < 1:
-        raise ContractError(f"slot sizes are {slot_sizes}, expected {num_slots} of at least 1")
+        raise ContractError(
+            f"slot sizes are {slot_sizes}, expected {num_slots} sizes, each at least 1"
+        )
     positions = features.id_positions if features else None
     # The libraries take seconds to import, so they are imported after the arguments are checked.
     if backend == "pytorch":

@@ -1,10 +1,10 @@
 """Correct the bias of the final logit, as the last step of a fit.
 
-After training, a model's mean prediction is several percent too high or too low, because the last
-rows have a strong effect on the bias. The correction changes only the bias. Afterwards, the mean
-prediction equals the click rate of the newest training rows. The correction changes no ranking.
-`start` corrects for negative downsampling, and `fit` corrects for features that are served as one
-value.
+After training, a model's mean prediction is several percent too high or too low. The reason is the
+strong effect of the last rows on the bias. The correction changes only the bias. Afterwards, the
+mean prediction equals the click rate of the newest training rows. The correction changes no
+ranking. `start` corrects for negative downsampling, and `fit` corrects for features that are served
+as one value.
 
 Rows may have weights. Only the ratios of the weights matter: if all weights are 3, the result is
 the same as if all are 1.
@@ -16,9 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 _PRIOR_DEVIATION = 0.1
-"""Standard deviation of the shift's normal prior. The value was measured in fits without the
-correction. A few dozen clicks determine the click rate only to about ten percent. The prior
-prevents a few clicks from shifting a parent that was calibrated on many more clicks."""
+"""Standard deviation of the shift's normal prior. The value is the standard deviation that was
+measured in fits without the correction. A few dozen clicks determine the click rate only to about
+ten percent. The prior prevents a few clicks from shifting a parent that was calibrated on many more
+clicks."""
 _MIN_PROBABILITY = 1e-7
 _NEWEST_PARTS = (1, 3, 10)
 """Parts of the rows that can set the bias: all rows, the newest third, or the newest tenth."""
@@ -34,11 +35,12 @@ def newest_bias_shift(
 ) -> float:
     """Return the shift of the bias that fits the newest rows.
 
-    The parts are all rows, the newest third and the newest tenth. The result is the `bias_shift` of
-    the largest part that fits. A part fits if, after its shift, the expected clicks of the newest
-    tenth differ from the clicks by at most three standard errors (binomial). Therefore, if the
-    click rate changed within the window, the correction does not undo what the model has learned of
-    the change.
+    The shift is computed from three sets of rows in turn: all rows, the newest third, and the
+    newest tenth. The first shift that fits the newest tenth is returned, or else the last shift. A
+    shift fits if the shifted predictions give about the right number of clicks in the newest tenth.
+    The difference must be at most three standard errors (binomial). If the click rate changed
+    within the window, a shift computed from all rows could undo the effect of the newest training
+    rows.
 
     Args:
         labels: 0 or 1 in order of time, [n].
@@ -109,10 +111,10 @@ def _evidence(
 ) -> NDArray[np.float64]:
     """Convert each weight, [n], to an effective number of independent rows of weight 1.
 
-    Equal weights become 1. The variance of a weighted sum of errors is estimated by a sum over the
-    rows. Each row adds its squared error times its squared weight. If the weights were counts of
-    independent rows of weight 1, the variance would be the sum of the squared errors times the
-    weights. The weights are scaled so that both variances are equal.
+    Equal weights become 1. All weights are multiplied by the same factor, so that two estimates of
+    the variance of the weighted errors agree. The first estimate adds squared error times squared
+    weight for each row. The second estimate adds squared error times weight, as for repeated rows
+    of weight 1.
     """
     squares = (labels - probabilities.astype(np.float64)) ** 2
     doubled = _total(squares, weights.astype(np.float64) ** 2)

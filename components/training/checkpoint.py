@@ -42,8 +42,8 @@ class Position:
     """Progress of a fit, and the folder of its weights."""
 
     trial: int
-    """Number of the trial, which has its own learning rate. After the last trial, `trial` equals
-    the number of trials."""
+    """Index of the trial. Each trial has its own learning rate. After the last trial, `trial`
+    equals the number of trials."""
     passes: int
     """Completed passes over the rows."""
     batches: int = 0
@@ -72,7 +72,7 @@ DIVERGED = TrialEvaluation(scores={"auc": None, "log_loss": None}, row_losses=np
 
 
 def best_of(evaluations: Sequence[TrialEvaluation]) -> int:
-    """Return the number of the best trial.
+    """Return the index of the best trial.
 
     A later trial wins only if it is better by more than one standard error. The standard error is
     computed over `_time_blocks`. If the standard error is undefined (see `grouped_deviation`), the
@@ -96,7 +96,9 @@ def best_of(evaluations: Sequence[TrialEvaluation]) -> int:
 
 
 def _time_blocks(num_rows: int) -> NDArray[np.int64]:
-    """Return the number of each row's time block: 20 blocks of equal length, [num_rows].
+    """Return the index of each row's time block, [num_rows].
+
+    There are 20 blocks with equally many rows.
 
     Rows must be in order of time. The rows of one request are adjacent and depend on each other.
     Encoded rows do not have a request id, but most requests are complete in one block. Blocks can
@@ -134,7 +136,7 @@ class CheckpointFolder:
         self.path = path
         self._losses_on_disk: dict[int, TrialEvaluation] = {}
 
-    def keep_weights(self, name: str, save: Callable[[Path], None]) -> str:
+    def save_weights(self, name: str, save: Callable[[Path], None]) -> str:
         """Call `save` with a temporary folder, and rename it to `name` when it is complete.
 
         An existing folder of this name is replaced.
@@ -182,7 +184,7 @@ class CheckpointFolder:
             return replace(found, final_step=None)  # the final weights were moved to the registry
         return found
 
-    def forget(self) -> None:
+    def remove(self) -> None:
         """Remove the checkpoint. If the removal is interrupted, `load` finds nothing."""
         (self.path / _PROGRESS).unlink(missing_ok=True)
         shutil.rmtree(self.path, ignore_errors=True)

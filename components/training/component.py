@@ -23,8 +23,8 @@ def training(
     Args:
         run: Kubeflow's name of the run. A retried task continues from its last save. A preempted
             task exits with 75.
-        run_resource: Name of the run's workflow. It identifies a scheduled run, whose name is not
-            unique.
+        run_resource: Name of the run's workflow. The runs of a schedule share their name, so this
+            name identifies a scheduled run.
         run_id: Kubeflow's id of the run. Empty on this machine.
         store: Folder of the model registry.
         work: Folder for intermediate files.
@@ -35,8 +35,8 @@ def training(
             More than one only for torchrec.
         train_job: Spec of the TrainJob that runs the step's workers, as JSON. Empty to train in
             this step's own container.
-        training_set: Manifest of the encoded rows. It names the report with the statistics and the
-            schema to store with the model.
+        training_set: Manifest of the encoded rows. The manifest names the validation report. The
+            report's statistics and schema are stored with the model.
         model: Manifest of the trained model.
     """
     from components.training.__main__ import main

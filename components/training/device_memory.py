@@ -46,10 +46,11 @@ def device_memory_reported(
         gib = sum(_ROW_PARTS * 4 * count * width for count, width in tables) / 2**30
         named = ", ".join(f"{count:,} x {width}" for count, width in tables)
         raise PermanentError(
-            f"the GPU has {free:.1f} GiB free of {total:.1f} GiB, which is too little: the tables "
-            f"({named}) need {gib:.1f} GiB with Adam's moments, and each batch has up to "
-            f"{batch_size} rows; use a smaller batch_size, fewer ids (frequency_threshold), a "
-            f"larger GPU or backend torchrec on several: {first_line(error)}"
+            f"the GPU has too little memory: {free:.1f} of {total:.1f} GiB are free, and the "
+            f"tables ({named}) with Adam's moments need {gib:.1f} GiB, without the memory for "
+            f"batches of {batch_size} rows. Use a smaller batch_size, fewer ids "
+            "(frequency_threshold), a larger GPU, or several GPUs with backend torchrec. "
+            f"{first_line(error)}"
         ) from error
 
 

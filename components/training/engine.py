@@ -69,7 +69,8 @@ class Engine(Protocol):
         batch whose weights are all 0 takes no step and has no loss.
 
         Args:
-            rows: The rows, perhaps mapped from a file. Only the rows of a batch are copied.
+            rows: The rows. Their arrays may be memory-mapped files. Only the rows of a batch are
+                copied.
             order: Row numbers in training order.
             batch_size: Rows of an optimizer step.
             seed: Seed of the dropout in this call.

@@ -4,11 +4,12 @@ Every row is used once (`passes` = 1), because a second pass overfits rare categ
 trains on shuffled rows, and its learning rate falls to zero over the second half. An incremental
 run trains on its rows in time order, because the click behaviour can change within its window.
 
-An incremental run tries several constant learning rates, each from the parent's weights. A low rate
-preserves what the parent has learned, and a high rate follows a change. The last tenth of the rows
-is scored before these rows are used for training (progressive validation: Blum, Kalai and Langford
-1999). The scores of the last tenth choose the rate, so no rows have to be held out. If a later rate
-scores worse, the trial of this rate ends early. `benchmarks.quality` has the measurements.
+An incremental run tries several constant learning rates, each from the parent's weights. With a low
+rate, the weights stay close to the parent's weights. With a high rate, the model follows a change
+faster. The last tenth of the rows is scored before these rows are used for training (progressive
+validation: Blum, Kalai and Langford 1999). The rate with the best score on the last tenth is used,
+so no rows have to be held out. If a later rate scores worse, the trial of this rate ends early.
+`benchmarks.quality` has the measurements.
 
 Rows may have sample weights. The weights are used in every step, in the choice of the rate and in
 the correction of the bias, but in no AUC. The engine restores the model's weights from folders and
@@ -99,9 +100,9 @@ class FitResult:
     """Number of optimizer steps, including steps of earlier runs."""
     progressive: Mapping[str, float | None]
     """`auc` and `log_loss` of a tenth of the rows, scored just before training on them. In an
-    incremental run, the scored tenth consists of the newest rows. If the training set is
-    downsampled, these rows are downsampled too. These rows then have another click rate than the
-    held-out rows, and the two log losses are not comparable."""
+    incremental run, the tenth consists of the newest rows. If the training set is downsampled, the
+    rows of the tenth are downsampled too. In this case, their log loss cannot be compared with the
+    log loss of the held-out rows, because the click rates differ."""
     learning_rate: float
     """The learning rate that was chosen."""
     rows_per_second: float | None
@@ -141,8 +142,8 @@ class _DivergedError(PermanentError):
     """A loss or a score is not finite."""
 
 
-class _TrialLost(Exception):  # noqa: N818 - no error
-    """The rate of this trial cannot win any more, because an earlier rate is better."""
+class _TrialAbandoned(Exception):  # noqa: N818 - no error
+    """The trial was ended early, because an earlier learning rate is already better."""
 
 
 class _Fit:
@@ -193,7 +194,7 @@ class _Fit:
         shares = settings.round_rates if job.start else (1.0,)
         self._learning_rates = [settings.learning_rate * share for share in shares]
         self._folder = CheckpointFolder(job.checkpoint_path)
-        self._rows_learned = 0
+        self._rows_trained = 0
         self._seconds = 0.0
         self._saved_at = clock()
 
@@ -209,11 +210,11 @@ class _Fit:
         while self._state.now.trial < len(self._learning_rates):
             try:
                 while self._state.now.passes < self._settings.passes:
-                    now = self._learn_pass()
-                    self._keep(replace(self._state, now=now))
+                    now = self._train_pass()
+                    self._save_state(replace(self._state, now=now))
                 self._end_trial()
-            except _TrialLost:
-                self._leave_trial()
+            except _TrialAbandoned:
+                self._start_next_trial()
             except _DivergedError as error:
                 self._abandon_trial(error)
         self._finish()
@@ -256,7 +257,7 @@ class _Fit:
                 counts = np.ones(len(labels)) if weights is None else weights.astype(np.float64)
                 sums += counts @ labels, counts.sum()
             rate = sums[0] / sums[1]
-            self._folder.keep_weights(
+            self._folder.save_weights(
                 START,
                 lambda folder: write_initial(
                     folder,
@@ -297,7 +298,7 @@ class _Fit:
             )  # the last step may have diverged
             self._save(self._state)
             self._state = replace(self._state, best=self._state.now)
-        self._leave_trial()
+        self._start_next_trial()
 
     def _abandon_trial(self, error: _DivergedError) -> None:
         """Abandon a diverged trial if an earlier one has ended.
@@ -309,9 +310,9 @@ class _Fit:
             raise error
         logger.warning("learning rate %g is abandoned: %s", self._learning_rates[trial], error)
         self._state = replace(self._state, evaluations=(*self._state.evaluations[:trial], DIVERGED))
-        self._leave_trial()
+        self._start_next_trial()
 
-    def _leave_trial(self) -> None:
+    def _start_next_trial(self) -> None:
         """Restore the initial weights for the next trial.
 
         After the last trial, restore the best weights.
@@ -343,9 +344,9 @@ class _Fit:
             self._engine.save(folder)
             add_to_bias(folder, shift + served_shift)
 
-        self._folder.keep_weights(FINAL, save)
-        # The last position describes the weights on disk. If the final weights are moved away, a
-        # later call needs this position to write them again.
+        self._folder.save_weights(FINAL, save)
+        # `_on_disk` describes the weights that are saved on disk. After `step` has moved the final
+        # weights to the registry, a later call uses `_on_disk` to write them again.
         self._commit(
             replace(self._on_disk, final_step=self._engine.num_steps, served_shift=served_shift)
         )
@@ -386,7 +387,7 @@ class _Fit:
     def _chosen_rate(self) -> float:
         return self._learning_rates[best_of(self._state.evaluations)]
 
-    def _keep(self, state: Checkpoint) -> None:
+    def _save_state(self, state: Checkpoint) -> None:
         """Continue from `state`, and write a checkpoint if the last save is old enough."""
         if self._is_save_due:
             self._save(state)
@@ -396,7 +397,7 @@ class _Fit:
     def _save(self, state: Checkpoint) -> None:
         now = state.now
         name = f"weights-{now.trial:02d}-{now.passes:06d}-{now.batches:09d}"
-        self._folder.keep_weights(name, self._engine.save)
+        self._folder.save_weights(name, self._engine.save)
         self._commit(replace(state, now=replace(now, weights=name)))
         self._saved_at = self._clock()
 
@@ -408,8 +409,8 @@ class _Fit:
         """Evaluate the trial on the rest of the pass. Replayed rows are not evaluated.
 
         Trials are compared after the correction of the bias, which `_finish` applies anyway. At a
-        high rate, the bias varies from step to step, and this variation would hide what the network
-        has learned.
+        high rate, the bias varies from step to step, and this variation would hide the quality of
+        the network.
         """
         first, chunks = self._evaluated_at * self._batch_size, []
         for at in range(first, len(order), _PART_ROWS):
@@ -446,8 +447,8 @@ class _Fit:
                 this column.
         """
         rows = self._rows.take(numbers)
-        for place, one in (ids or {}).items():
-            rows.ids[:, place] = one
+        for position, one in (ids or {}).items():
+            rows.ids[:, position] = one
         probabilities = self._engine.score(rows)
         if num_wrong := int((~np.isfinite(probabilities)).sum()):
             raise _DivergedError(
@@ -474,7 +475,7 @@ class _Fit:
             return lambda step: full
         return lambda step: full * min(1.0, max(total - step + 1, 1) / total / _DECAYING_SHARE)
 
-    def _learn_pass(self) -> Position:
+    def _train_pass(self) -> Position:
         """Train from the current position to the end of its pass, and return the new position.
 
         The seed of a segment depends only on its position, so an interrupted pass takes the same
@@ -490,13 +491,13 @@ class _Fit:
             if now.batches == self._evaluated_at and len(self._state.evaluations) == now.trial:
                 self._evaluate(order)
                 if best_of(self._state.evaluations) != now.trial:
-                    raise _TrialLost
+                    raise _TrialAbandoned
             stop = min(
                 now.batches + segment,
                 num_batches if now.batches >= self._evaluated_at else self._evaluated_at,
             )
             numbers = order.rows(now.batches * batch_size, stop * batch_size)
-            loss = self._learn_segment(numbers, now, rate)
+            loss = self._train_segment(numbers, now, rate)
             if not math.isfinite(loss):
                 raise _DivergedError(
                     f"loss is not finite in pass {now.passes + 1}, batches {now.batches + 1} to "
@@ -509,10 +510,10 @@ class _Fit:
                 emitted_at = self._clock()
                 self._report(
                     {
-                        **self._where(now),
+                        **self._position_numbers(now),
                         "batches": num_batches,
                         "segment_loss": loss,
-                        **self._speed(),
+                        **self._speed_numbers(),
                     }
                 )
             must_stop = self._should_stop()
@@ -524,28 +525,30 @@ class _Fit:
                     f"{num_batches}"
                 )
         mean_loss = now.loss_sum / num_batches
-        self._report({**self._where(now), "training_loss": mean_loss, **self._speed()})
+        self._report(
+            {**self._position_numbers(now), "training_loss": mean_loss, **self._speed_numbers()}
+        )
         return replace(now, passes=now.passes + 1, batches=0, loss_sum=0.0)
 
-    def _learn_segment(self, numbers: NDArray[np.int64], now: Position, rate: Rate) -> float:
+    def _train_segment(self, numbers: NDArray[np.int64], now: Position, rate: Rate) -> float:
         began = self._clock()
         seed = derived_seed(self._settings.seed, now.passes + 1, now.batches + 1)
         loss = self._engine.train(
             self._rows, numbers, batch_size=self._batch_size, seed=seed, rate=rate
         )
-        self._rows_learned += len(numbers)
+        self._rows_trained += len(numbers)
         self._seconds += self._clock() - began
         return loss
 
-    def _where(self, now: Position) -> Numbers:
+    def _position_numbers(self, now: Position) -> Numbers:
         return {"step": now.step, "trial": now.trial, "pass": now.passes + 1, "batch": now.batches}
 
-    def _speed(self) -> Numbers:
+    def _speed_numbers(self) -> Numbers:
         return {"rows_per_second": self._rows_per_second}
 
     @property
     def _rows_per_second(self) -> float | None:
-        return self._rows_learned / self._seconds if self._seconds > 0 else None
+        return self._rows_trained / self._seconds if self._seconds > 0 else None
 
     @property
     def _is_save_due(self) -> bool:

@@ -6,9 +6,10 @@ absent. `evergreen.runtime.exit_codes` has the exit code. SIGUSR1 has the same e
 forwards SIGUSR1, but kills its processes less than a second after SIGTERM.
 
 On Kubeflow, a retry does not depend on the exit code, because Argo retries after every failure. On
-Kubeflow, the save may also be cut short. KFP's launcher is the parent process of the step.
-According to its source, the launcher does not handle SIGTERM, so the container ends with the
-launcher. After a container has ended, a retry continues from the last save of `checkpoint_minutes`.
+Kubeflow, the save may also be cut short. KFP's launcher is the container's main process, and the
+step is its child. The launcher's source code does not handle SIGTERM. SIGTERM therefore ends the
+launcher and the container, possibly before the save is complete. A retry then continues from the
+last regular save (`checkpoint_minutes`).
 """
 
 import signal
@@ -54,7 +55,7 @@ class StopRequest:
 
 @contextmanager
 def stop_on_sigterm() -> Iterator[StopRequest]:
-    """Turn SIGTERM and SIGUSR1 into a request to stop within the body.
+    """Yield a stop request, and set it if SIGTERM or SIGUSR1 arrives while the body runs.
 
     Only the main thread of a process receives signals. In another thread, the context manager does
     nothing.

@@ -10,17 +10,17 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-_RUN_ROWS = 1 << 10
-"""Number of adjacent rows that move together in a long pass."""
-_MOST_RUNS = 1 << 10
-"""Maximum number of row groups that are shuffled together in a long pass. The groups together have
-a million rows, and the order of these rows takes 8 MB."""
+_BLOCK_ROWS = 1 << 10
+"""Number of adjacent rows in a block. In a long pass, blocks are shuffled as units."""
+_MAX_BLOCKS = 1 << 10
+"""Maximum number of blocks whose rows are shuffled together in a long pass. The blocks together
+have a million rows, and the order of these rows takes 8 MB."""
 
 
 def derived_seed(*numbers: int) -> int:
     """Return a seed below 2^32 that depends on every number and on their order.
 
-    The last number must not be 0, because NumPy ignores zeros at the end.
+    The last number must not be 0, because `SeedSequence` ignores zeros at the end.
     """
     assert numbers[-1] != 0
     return int(np.random.SeedSequence(numbers).generate_state(1)[0])
@@ -60,12 +60,13 @@ class PassOrder:
     """Row numbers of one pass in training order.
 
     A shuffled pass is shuffled in two steps, so that memory does not grow with its length and reads
-    stay local. First, groups of 1024 adjacent rows are permuted over the whole pass. Then the pass
-    is cut into windows with equal numbers of groups, at most 1024, and the rows of each window are
+    stay local. First, blocks of 1024 adjacent rows are permuted over the whole pass. Then the pass
+    is divided into windows with equal numbers of blocks, at most 1024. The rows of each window are
     permuted. A batch therefore has rows from hundreds of positions of the pass.
 
-    A pass in time order is cut into tenths. If a tenth has more than 1024 groups, the windows are
-    smaller. The rows of each window are permuted, so that no batch consists of a single request.
+    A pass in time order is divided into tenths. If a tenth has more than 1024 blocks, the windows
+    are smaller. The rows of each window are permuted, so that no batch consists of a single
+    request.
 
     Each pass uses replay rows at equal distances, starting at a different row.
     """
@@ -74,17 +75,17 @@ class PassOrder:
         self._part = part
         self._seed = seed
         self._offset = float(np.random.default_rng([seed, 1]).random())
-        self._runs: NDArray[np.int64] | None = None
+        self._blocks: NDArray[np.int64] | None = None
         if in_time_order:
-            self._window_rows = min(-(-len(part) // 10), _MOST_RUNS * _RUN_ROWS)
+            self._window_rows = min(-(-len(part) // 10), _MAX_BLOCKS * _BLOCK_ROWS)
         else:
-            # Only complete groups are permuted, so that windows start at multiples of their length.
-            num_runs = -(-len(part) // _RUN_ROWS)
-            self._runs = np.append(
-                np.random.default_rng(seed).permutation(num_runs - 1), num_runs - 1
+            # Only complete blocks are permuted, so that windows start at multiples of their length.
+            num_blocks = -(-len(part) // _BLOCK_ROWS)
+            self._blocks = np.append(
+                np.random.default_rng(seed).permutation(num_blocks - 1), num_blocks - 1
             )
-            num_windows = -(-num_runs // _MOST_RUNS)
-            self._window_rows = -(-num_runs // num_windows) * _RUN_ROWS
+            num_windows = -(-num_blocks // _MAX_BLOCKS)
+            self._window_rows = -(-num_blocks // num_windows) * _BLOCK_ROWS
         self._window = np.empty(0, np.int64)
         self._window_number = -1
 
@@ -94,23 +95,23 @@ class PassOrder:
     def rows(self, start: int, stop: int) -> NDArray[np.int64]:
         """Return the row numbers at positions `start` to `stop`, or to the end of the pass."""
         stop = min(stop, len(self))
-        pieces = [np.empty(0, np.int64)]
+        chunks = [np.empty(0, np.int64)]
         while start < stop:
             number, at = divmod(start, self._window_rows)
-            piece = self._positions(number)[at : at + stop - start]
-            pieces.append(piece)
-            start += len(piece)
-        return self._to_rows(np.concatenate(pieces))
+            chunk = self._positions(number)[at : at + stop - start]
+            chunks.append(chunk)
+            start += len(chunk)
+        return self._to_rows(np.concatenate(chunks))
 
     def _positions(self, number: int) -> NDArray[np.int64]:
         """Return window `number` as positions in time order. The latest window is cached."""
         if number != self._window_number:
-            if self._runs is None:
+            if self._blocks is None:
                 positions = np.arange(number * self._window_rows, (number + 1) * self._window_rows)
             else:
-                num_runs = self._window_rows // _RUN_ROWS
-                runs = self._runs[number * num_runs : (number + 1) * num_runs]
-                positions = (runs[:, None] * _RUN_ROWS + np.arange(_RUN_ROWS)).ravel()
+                num_blocks = self._window_rows // _BLOCK_ROWS
+                blocks = self._blocks[number * num_blocks : (number + 1) * num_blocks]
+                positions = (blocks[:, None] * _BLOCK_ROWS + np.arange(_BLOCK_ROWS)).ravel()
             random = np.random.default_rng([self._seed, 2, number])
             self._window = random.permutation(positions[positions < len(self)])
             self._window_number = number
@@ -118,8 +119,8 @@ class PassOrder:
 
     def _to_rows(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         part = self._part
-        # Number of replay rows before each position, and up to and including each position. Every
-        # interval of the pass has its share of replay rows.
+        # Number of replay rows before each position, and up to and including each position. The
+        # replay rows are spread evenly over the pass.
         before, until = ((positions + end) * part.num_replayed // len(self) for end in (0, 1))
         rows = positions - before
         if part.num_replayed:

@@ -32,8 +32,8 @@ _DECODED_ROWS = 1 << 14
 """Number of rows that each thread decodes at a time: 4 MB of columns. With half as many rows,
 decoding took 5 % longer."""
 _TRANSPOSED_ROWS = 1 << 12
-"""Number of rows that are transposed at a time. The part that is written then fits into a core's
-cache (0.4 MB)."""
+"""Number of rows that are transposed at a time. The target array of these rows fits into the cache
+of a core (0.4 MB)."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -49,7 +49,8 @@ class Rows:
     weights: NDArray[np.float32] | None = None
     """Sample weights, finite and at least 0, [n]. None if all rows count equally."""
     group_starts: NDArray[np.int64] | None = None
-    """Number of each row group's first row among all rows. None if the rows are a selection."""
+    """Index of the first row of each row group, among all rows. None if the rows are a
+    selection."""
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -104,9 +105,9 @@ def open_rows(
     """Return all rows of the folders, one folder after another, in the order of `_file_list.txt`.
 
     Row groups outside the `share` are zeros, which take no room on disk or in memory. The flat
-    files have no name once they are open. The flat files disappear with the arrays, however the
-    process ends. A later process does not find the flat files and decodes the rows again, which
-    takes less than a tenth of the time of one pass.
+    files have no name once they are open. The flat files disappear with the arrays, even if the
+    process is killed. A later process cannot find the flat files and decodes the rows again.
+    Decoding takes less than a tenth of the time of one pass.
 
     Args:
         folders: At least one folder. All folders have the same features, and either all or none
@@ -117,15 +118,15 @@ def open_rows(
 
     Raises:
         ContractError: a file is absent or corrupt, has unexpected columns, types or nulls, or its
-            number of rows differs from the manifest. The error is also raised for a value that is
-            not finite, a label other than 0 or 1, a weight below 0, or an id outside its slot.
+            number of rows differs from the manifest. The error is also raised for a number that is
+            not finite, a wrong label, a negative weight, or an id outside its slot.
         PermanentError: the flat files cannot be written, for example because the disk is full.
     """
     cache.mkdir(parents=True, exist_ok=True)
     groups = [group for folder in folders for group in _row_groups(folder)]
     starts = np.cumsum([0, *(group.num_rows for group in groups)]).tolist()
     parts = [slice(*bounds) for bounds in zip(starts, starts[1:])][share.number :: share.of]
-    rows = _map_nameless_files(cache, starts[-1], alike=folders[0], written=parts)
+    rows = _map_temporary_files(cache, starts[-1], alike=folders[0], written=parts)
     # Arrow and NumPy release the GIL while they work. If several row groups fail, the error of the
     # first failed group is raised.
     with ThreadPoolExecutor(pa.cpu_count(), "decode") as pool:
@@ -138,10 +139,10 @@ def open_rows(
     return replace(rows, group_starts=np.array(starts[:-1], np.int64))
 
 
-def _map_nameless_files(
+def _map_temporary_files(
     folder: Path, num_rows: int, *, alike: RowFolder, written: Sequence[slice]
 ) -> Rows:
-    """Return zeroed arrays for `num_rows` rows, each mapped from a nameless file.
+    """Return zeroed arrays for `num_rows` rows, each in a memory-mapped temporary file.
 
     The arrays have the same columns as the rows in `alike`. Disk space is allocated for the rows
     `written` by this process, and for all labels and weights. The allocation reports a full disk as
@@ -223,7 +224,7 @@ def _decode_group(group: _RowGroup, into: Rows, slot_sizes: list[int]) -> None:
 
 def _iterate_batches(group: _RowGroup) -> Iterator[Any]:
     # Without memory mapping, the compressed pages of each column of a row group are copied first.
-    # This takes 290 MB instead of 140 MB.
+    # The process would then need 290 MB instead of 140 MB.
     with (
         reading_parquet(group.path),
         parquet_file(group.path, metadata=group.metadata, memory_map=True) as file,

@@ -4,12 +4,12 @@ A parent's table is copied in chunks from one mapped file to another, so that no
 to be in memory. Extraction chooses the parent, and `evergreen.contracts.workflow` describes the
 changes of the vocabularies.
 
-This module also corrects for negative downsampling (`TrainingSet.negative_rate`). Suppose that rows
-without a click are kept with probability r, whatever their features. The odds of a click among the
-kept rows are then 1/r times the odds among all rows. The logits of a model that was trained on the
-kept rows are too large by log(1/r). The ranking of this model is right, but its probabilities are
-wrong. Adding log(r) to the bias corrects every logit (King and Zeng 2001, "Logistic Regression in
-Rare Events Data", prior correction).
+This module also corrects for negative downsampling (`TrainingSet.negative_rate`). Suppose that each
+row without a click is kept with probability r, independently of its features. The odds of a click
+among the kept rows are then 1/r times the odds among all rows. The logits of a model that was
+trained on the kept rows are too large by log(1/r). The ranking of this model is right, but its
+probabilities are wrong. Adding log(r) to the bias corrects every logit (King and Zeng 2001,
+"Logistic Regression in Rare Events Data", prior correction).
 
 The registry stores corrected weights, and a fit uses uncorrected weights. The correction is
 therefore subtracted when a fit starts from a parent, and added once when the final weights of the
@@ -44,7 +44,7 @@ from evergreen.networks.files import (
     chunks,
     new_model,
     num_rows,
-    one_each,
+    one_id_per_slot,
     open_model,
     table_shapes,
     tables_of,
@@ -97,7 +97,7 @@ def write_initial(
             is None, a row looks up each slot once.
     """
     dense = _fresh_dense(config, seed)
-    tables = tables_of(positions or one_each(slot_sizes), config.widths)
+    tables = tables_of(positions or one_id_per_slot(slot_sizes), config.widths)
     shapes = table_shapes(list(zip(num_rows(tables, slot_sizes), config.table_widths)))
     shapes |= {name: each.shape for name, each in dense.items()}
     random = np.random.default_rng(seed)
@@ -124,8 +124,8 @@ def continue_from(
 ) -> Path:
     """Write a warm start: the parent's weights, moments and step count for this run's vocabularies.
 
-    The written weights give logits for rows that are downsampled at the training set's rate,
-    whatever the parent's own rate was. The logits do not include the parent's `served_shift`.
+    The written weights give logits for rows that are downsampled at the training set's rate. The
+    parent's own rate can differ. The logits do not include the parent's `served_shift`.
 
     Args:
         parent: The parent model.
@@ -139,8 +139,9 @@ def continue_from(
         `into`.
 
     Raises:
-        ContractError: the parent has another network, its ids stand for other categories, its dense
-            values are transformed differently, a slot shrank, or one of its files is corrupt.
+        ContractError: the parent's network, the categories of its ids, or its transforms of dense
+            values are not the same as in this run. The error is also raised if a slot shrank, or if
+            a file of the parent is corrupt.
         PermanentError: a file cannot be written.
     """
     features, features_before = training_set.recommender.features, parent.recommender.features
@@ -165,8 +166,8 @@ def continue_from(
             )
     except ContractError as error:
         raise ContractError(
-            f"workflow {training_set.workflow_uri} does not continue that of the parent "
-            f"{parent.model_id}: {error}"
+            f"workflow {training_set.workflow_uri} does not continue the workflow of the "
+            f"parent {parent.model_id}: {error}"
         ) from error
     added = sum(training_set.slot_sizes) - sum(parent.slot_sizes)
     logger.info("continuing %s: step %d, %d new ids", parent.model_id, stored.step, added)
@@ -200,9 +201,9 @@ def grow(
     the reserved ids, and the dense parameters. The score of a row with only these ids does not
     change.
 
-    An id that has a new category starts with the out-of-vocabulary row of its slot, because the
-    category was scored with this row until now. The moments of an id with a new category are zero,
-    because the new category has no history. The row and the moments of a tombstone are zero.
+    A new category starts with the vector of its slot's out-of-vocabulary id, because the parent
+    scored the category with this vector. The moments of a new category are zero, because it has no
+    history. The row and the moments of a tombstone are zero.
 
     Columns are matched by name. New columns do not change the logits, except for rounding, because
     their dense parameters and moments are zero. New columns have the vectors of a fresh model, or
@@ -236,7 +237,7 @@ def grow(
             for name, values in new.dense.items():
                 if name in axes:
                     if name in old.dense:
-                        _carry_positions(
+                        _copy_positions(
                             old.dense[name], values, old_axis=axes_before[name], new_axis=axes[name]
                         )
                 elif name in old.dense:
@@ -244,7 +245,7 @@ def grow(
                 elif new is grown.weights:
                     values[:] = fresh[name]
             random = np.random.default_rng(seed) if new is grown.weights else None
-            _carry_tables(old, new, before=before, now=now, changes=changes, random=random)
+            _copy_tables(old, new, before=before, now=now, changes=changes, random=random)
 
 
 def _fresh_dense(config: NetworkConfig, seed: int) -> dict[str, NDArray[np.float32]]:
@@ -269,7 +270,7 @@ def _refuse_new_lists_of_known_vectors(now: Features, before: Features) -> None:
             )
 
 
-def _carry_positions(
+def _copy_positions(
     old: NDArray[np.float32],
     new: NDArray[np.float32],
     *,
@@ -286,7 +287,7 @@ def _carry_positions(
     np.moveaxis(new, new_axis[0], 0)[here] = np.moveaxis(old, old_axis[0], 0)[there]
 
 
-def _carry_tables(
+def _copy_tables(
     old: Tensors,
     new: Tensors,
     *,
@@ -332,8 +333,8 @@ def _network_before(parent: Model, config: NetworkConfig) -> NetworkConfig:
         kept = network.as_document()
         raise ContractError(
             f"network of this run has {other}, expected the parent {parent.model_id}'s "
-            f"{ {name: kept.get(name) for name in other} }; use those, or, to train from scratch, "
-            + run_again("-p parent=none")
+            f"{ {name: kept.get(name) for name in other} }; use the parent's values, or, to "
+            "train from scratch, " + run_again("-p parent=none")
         )
     return network
 

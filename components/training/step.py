@@ -79,7 +79,8 @@ def publish(
         logger.info("model %s is already in the registry", model_id)
         return Model.read(final / Model.MANIFEST)
     with whole_directory(final, replace=True) as parts:
-        # Move the weights last, so that they stay in the fit's folder if another part is absent.
+        # Move the weights last. If another part is absent, the weights then stay in their source
+        # folder.
         _copy_parts(parts, workflow_path, report)
         _move(weights, parts / Model.WEIGHTS)
         sha256 = {name: sha256_tree(parts / name) for name in Model.PARTS if name != Model.WEIGHTS}
@@ -127,7 +128,7 @@ def _copy_parts(parts: Path, workflow_path: Path, report: ValidationReport) -> N
 def _is_published(folder: Path, weights_hash: str, created_at: datetime) -> bool:
     """Return whether the folder contains this run's model with these weights.
 
-    All parts must be unchanged.
+    All parts of the model must be intact.
     """
     try:
         model = Model.read(folder / Model.MANIFEST)
@@ -298,12 +299,12 @@ def _engine(request: TrainingRun, training_set: TrainingSet, folder: Path) -> It
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def forget_checkpoint(work: Path, run: str) -> None:
+def remove_checkpoint(work: Path, run: str) -> None:
     """Remove the run's checkpoint after its model and manifest are written.
 
     Without a checkpoint, a new try fits from the start.
     """
-    CheckpointFolder(work / run / "training" / _CHECKPOINT).forget()
+    CheckpointFolder(work / run / "training" / _CHECKPOINT).remove()
 
 
 def _begin(folder: Path, fingerprint: str, clock: Callable[[], datetime]) -> datetime:
@@ -317,8 +318,8 @@ def _begin(folder: Path, fingerprint: str, clock: Callable[[], datetime]) -> dat
         if attempt["fingerprint"] == fingerprint:
             return datetime.fromisoformat(attempt["created_at"])
         logger.info("the earlier try of this run had other inputs: starting from scratch")
-        # The attempt file is removed first. Otherwise an interrupted removal would leave files that
-        # a later try with the old inputs would use.
+        # Remove the attempt file first. Otherwise an interrupted removal could leave files that a
+        # later try with the old inputs would use.
         path.unlink()
     if folder.exists():
         shutil.rmtree(folder)  # otherwise this try would continue from files of another try

@@ -48,14 +48,14 @@ class Lookups(NamedTuple):
 
     table_rows: Tensor
     """Distinct rows of the table, ascending, int64 [U]."""
-    taken: Tensor
+    inverse: Tensor
     """Index in `table_rows` of each look-up, int32 [L], ordered by vector."""
     order: Tensor
-    """Number of the vector that each look-up belongs to, int32 [L], ordered by table row."""
+    """Index of each look-up's vector, int32 [L], ordered by table row."""
     starts: Tensor
     """Position in `order` at which the look-ups of each table row start, int32 [U]."""
     bags: Tensor | None = None
-    """Position in `taken` at which the look-ups of each vector start, int32 [B * F]. None if each
+    """Position in `inverse` at which the look-ups of each vector start, int32 [B * F]. None if each
     vector is one look-up."""
     shares: Tensor | None = None
     """Factor by which the sum of each vector's look-ups is multiplied, float32 [B * F, 1]. None if
@@ -80,7 +80,7 @@ class TablePositions:
 
         Args:
             columns: Id columns of the table.
-            offsets: For each place, the table row of id 0 (padding) in the place's slot, [P].
+            offsets: Table row of id 0 (padding) for each position, [P]. Each slot has its own id 0.
             positions: Categorical positions of the columns.
             device: Device of the batches.
         """
@@ -142,13 +142,13 @@ def assemble(
 
     The rows are copied into one block, which is sent to the device at once. If the device is a GPU,
     the block is pinned, so this thread does not wait for the transfer. The look-ups are computed on
-    the device. On a GPU, the number of distinct rows of each table is known only after all earlier
-    work of the GPU, and this thread waits for the number.
+    the device. On a GPU, this thread waits for the number of distinct rows of each table, which is
+    known only after all earlier work of the GPU.
 
     Args:
         rows: All rows.
         numbers: Row numbers of the batch. At least one of these rows has a weight above 0.
-        tables: Positions of each table, on the same device.
+        tables: Layout of each table, stored on `device`.
         device: Device of the batch.
     """
     # ndarray.take copies whole rows. For 2048 rows, ndarray.take needs 0.07 ms, and indexing needs
@@ -189,9 +189,11 @@ def lookups_of(keys: Tensor) -> Lookups:
     is_first = torch.ones_like(in_order, dtype=torch.bool)
     torch.ne(in_order[1:], in_order[:-1], out=is_first[1:])
     starts = is_first.nonzero().flatten()
-    taken = torch.empty_like(order, dtype=torch.int32)
-    taken[order] = is_first.cumsum(0, dtype=torch.int32) - 1
-    return Lookups(table_rows=in_order[starts], taken=taken, order=order.int(), starts=starts.int())
+    inverse = torch.empty_like(order, dtype=torch.int32)
+    inverse[order] = is_first.cumsum(0, dtype=torch.int32) - 1
+    return Lookups(
+        table_rows=in_order[starts], inverse=inverse, order=order.int(), starts=starts.int()
+    )
 
 
 def _sorted(keys: Tensor) -> tuple[Tensor, Tensor]:

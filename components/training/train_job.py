@@ -43,7 +43,8 @@ _NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace"
 """File with the pod's namespace. The Kubernetes client does not read this file. The token and the
 certificates are in the same folder."""
 _LOG_OVERLAP_SECONDS = 60
-"""Overlap with the previous read of a log. The overlap is longer than a request can take."""
+"""Overlap of two consecutive reads of a log. A read takes less time than this overlap, so no line
+is missed."""
 _TEMPORARY_STATUSES = (401, 408, 409, 429)
 """HTTP statuses below 500 after which a retry can help. Examples are a token that is being rotated,
 and a conflict between two requests."""
@@ -137,7 +138,7 @@ class TrainJobs:
 
         Args:
             pod: Name of the pod.
-            since_seconds: Seconds to go back, at least 1. None for all lines.
+            since_seconds: Seconds to go back, at least 1. If None, all lines are returned.
         """
         requested = {
             "name": pod,
@@ -189,7 +190,7 @@ def train_elsewhere(
     sleep: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
-    """Train as the TrainJob in `flags.train_job`.
+    """Train in the TrainJob that `flags.train_job` describes.
 
     The step copies the workers' model manifest and the facts of their note.
 

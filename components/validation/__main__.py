@@ -20,7 +20,7 @@ from evergreen.config.validation import NOTIFY, UNLEARNABLE, ValidationSettings
 from evergreen.contracts.checks import FAIL, WARN, headline, metrics
 from evergreen.contracts.manifests import CURRENT, Model, RawDataset, ValidationReport
 from evergreen.registry import models as registry
-from evergreen.registry.runs import forget_report, keep_report, noted
+from evergreen.registry.runs import forget_report, keep_report, step_note
 from evergreen.runtime.durable import own_umask
 from evergreen.runtime.errors import run_again
 from evergreen.runtime.exit_codes import ExitCode, exits_with_code
@@ -77,7 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     warnings.simplefilter("ignore", FutureWarning)
     store = local_path(arguments.store)
-    with noted(store, arguments.run, _STEP) as note:
+    with step_note(store, arguments.run, _STEP) as note:
         forget_report(store, arguments.run, _STEP)
         report = _run_step(arguments, store)
         note.facts = {"decision": report.decision, **metric_values(report)}
@@ -85,12 +85,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             note.facts[NOTIFY] = notified
         if report.decision == FAIL:
             note.state = "refused"
-            note.reason = f"{headline(report.checks)}; {_way_on(report, arguments)}"
+            note.reason = f"{headline(report.checks)}; {_advice(report, arguments)}"
             return ExitCode.REFUSED
         return ExitCode.DONE
 
 
-def _way_on(report: ValidationReport, arguments: argparse.Namespace) -> str:
+def _advice(report: ValidationReport, arguments: argparse.Namespace) -> str:
     """Return advice on how to continue after rows were blocked."""
     correct = "correct the rows and ingest them again"
     blocking = {check.rule for check in report.checks if check.result == FAIL}
@@ -105,7 +105,7 @@ def _way_on(report: ValidationReport, arguments: argparse.Namespace) -> str:
         {**set_already, **dict.fromkeys(sorted(blocking), WARN)}, separators=(",", ":")
     )
     again = run_again(f"--set 'validation.actions={actions}'")
-    return f"{correct}, or, if they are as they should be, {again}"
+    return f"{correct}, or, if the rows are correct, {again}"
 
 
 def _run_step(arguments: argparse.Namespace, store: Path) -> ValidationReport:
@@ -114,7 +114,7 @@ def _run_step(arguments: argparse.Namespace, store: Path) -> ValidationReport:
     rules = raw.recommender.section(_STEP, ValidationSettings)
     release = registry.champion(store, arguments.champion)
 
-    from components.validation.measure import KeptWindows, read_champion, read_windows
+    from components.validation.measure import LineageWindows, read_champion, read_windows
     from components.validation.quarantine import rows_folder
     from components.validation.schema_versions import schema_in_force
     from components.validation.skew import open_served
@@ -134,7 +134,7 @@ def _run_step(arguments: argparse.Namespace, store: Path) -> ValidationReport:
             champion=read_champion(model) if model else None,
             parent_windows=read_windows(registry.model_folder(store, parent) / Model.WINDOWS)
             if parent
-            else KeptWindows(()),
+            else LineageWindows(()),
             schema_path=schema_in_force(store, model / Model.SCHEMA if model else None),
             served=open_served(arguments.served) if arguments.served else None,
             summarize=_choose_summarizer(arguments.beam_options),

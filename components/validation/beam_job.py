@@ -49,8 +49,7 @@ from evergreen.storage.uris import is_bucket_uri
 logger = logging.getLogger(__name__)
 
 NumberedBatch = tuple[int, pa.RecordBatch]
-"""Number of the first row, and the batch that starts with this row. Rows are numbered over all
-files."""
+"""Index of the first row of a batch, and the batch. The index counts the rows of all files."""
 _AddressedPart = tuple[str, FilePart]
 """File address for a runner's machine, and the row group to read."""
 
@@ -72,7 +71,7 @@ def parse_options(text: str) -> PipelineOptions:
             options = PipelineOptions(shlex.split(text))
             given = options.get_all_options(drop_default=True, retain_unknown_options=True)
         if unknown := sorted(set(given) - set(options.get_all_options())):
-            raise ValueError(f"they hold unknown ones: {', '.join(unknown)}")
+            raise ValueError(f"unknown options are {', '.join(unknown)}")
         _check_runner(options)
     except (SystemExit, ImportError, ValueError, AttributeError) as error:
         # argparse prints the error after its usage and exits.
@@ -93,15 +92,18 @@ def _check_runner(options: PipelineOptions) -> None:
         image = options.view_as(WorkerOptions).sdk_container_image
         needed |= {"project": google.project, "region": google.region, "sdk_container_image": image}
     if missing := [f"--{name}" for name, value in needed.items() if not value]:
-        raise ValueError(f"they lack {', '.join(missing)} (docs/kubernetes/large-windows.md)")
-    # Beam passes this value unquoted to a shell. The job would then wait forever.
+        raise ValueError(
+            f"missing options are {', '.join(missing)} (docs/kubernetes/large-windows.md)"
+        )
+    # Beam passes `sys.executable` unquoted to a shell. With a space in the path, the job would wait
+    # forever.
     if (
         options.get_all_options()["direct_running_mode"] == "multi_processing"
         and " " in sys.executable
     ):
         raise ValueError(
-            f"direct_running_mode is multi_processing under {sys.executable!r}, expected no spaces "
-            "there"
+            f"direct_running_mode is multi_processing under {sys.executable!r}, expected a "
+            "path without spaces"
         )
     FileSystems.get_filesystem(google.temp_location)
     # Beam's own check asks Google for the bucket, and waits minutes for credentials if there are
@@ -145,7 +147,7 @@ def summarize_on_beam(
         with FileSystems.open(f"{shared}/{_STATISTICS}") as stream:
             statistics = parse_statistics(stream.read())
         # Workers return the columns in any order.
-        order = {name: place for place, name in enumerate(checked_columns(counter.features))}
+        order = {name: position for position, name in enumerate(checked_columns(counter.features))}
         features = statistics.message.datasets[0].features
         features.sort(key=lambda feature: order[feature.path.step[0]])
         return statistics

@@ -30,8 +30,8 @@ from evergreen.contracts.checks import AT_MOST, BELOW, FAIL, PASS, WARN, RuleChe
 from evergreen.statistics.comparison import ColumnDrift
 
 _CERTAIN_ROWS = 10
-"""A column without values has certainly changed if at least this number of rows with a value was
-expected. The probability that all of these values are absent by chance is e^-10."""
+"""A column without values counts as changed if at least this number of values was expected. The
+probability of no value by chance is then at most e^-10."""
 
 _RESULT_OF_ACTION = {BLOCK: FAIL, QUARANTINE: WARN, WARN: WARN, NOTIFY: WARN, INFO: PASS}
 _COVERED_BY_RULES = ("FEATURE_TYPE_NOT_PRESENT", "SCHEMA_MISSING_COLUMN")
@@ -79,11 +79,10 @@ class Observation:
     """Lower end of the value's 95 % interval."""
     high: float | None = None
     limit: float | None = None
-    """Limit for the value."""
     bound: str = AT_MOST
     """How the value is compared with the limit, such as `at most`."""
-    at_most: str | None = None
-    """Action that replaces the action of the rule, such as `info` if nobody has to act."""
+    action: str | None = None
+    """Action to use instead of the rule's own action. `info` means that nobody has to act."""
     num_quarantined: int = 0
 
 
@@ -125,7 +124,7 @@ def apply_rules(observed: Iterable[Observation], rules: ValidationSettings) -> l
         )
         for each in observed
         if rules.action_of(each.rule) != OFF
-        for action in [each.at_most or rules.action_of(each.rule)]
+        for action in [each.action or rules.action_of(each.rule)]
     ]
 
 
@@ -183,9 +182,9 @@ def _observe_files(measured: Measured, rules: ValidationSettings) -> Observation
                 f"{len(files)} files of the lake were left out{again}, because their rows cannot "
                 f"be read; the first: {first['file']} ({rows}): {first['reason']}"
             )
-            at_most = INFO if known else None
+            action = INFO if known else None
             yield Observation(
-                rule="files_quarantined", column=DATASET, detail=detail, at_most=at_most
+                rule="files_quarantined", column=DATASET, detail=detail, action=action
             )
 
 
@@ -194,15 +193,15 @@ def _observe_domain(measured: Measured, rules: ValidationSettings) -> Observatio
     rows, num_gone = measured.rows, measured.rows.dataset.num_quarantined
     if rows.num_outside is None:
         detail = f"rule {DOMAIN} found nothing to compare with: there is no schema yet"
-        yield Observation(rule=DOMAIN, column=DATASET, detail=detail, at_most=INFO)
+        yield Observation(rule=DOMAIN, column=DATASET, detail=detail, action=INFO)
         return
     if not rows.num_outside:
         return
     num_gone = rows.num_outside if rows.quarantined else 0
     total = rows.dataset.num_train_rows + num_gone
-    gone = f", {num_gone} of them quarantined by it" if num_gone else ""
+    gone = (f", and {num_gone} of these rows are quarantined") if num_gone else ""
     detail = (
-        f"rule {DOMAIN} is broken by {rows.num_outside} of {total} rows{gone}; first: "
+        f"{rows.num_outside} of {total} rows break rule {DOMAIN}{gone}; first: "
         f"{'; '.join(rows.examples)}"
     )
     yield Observation(rule=DOMAIN, column=DATASET, detail=detail, num_quarantined=num_gone)
@@ -239,9 +238,9 @@ def _observe_anomalies(measured: Measured, rules: ValidationSettings) -> Observa
             is_chance = is_share and _may_be_chance(
                 columns.get(name), wanted[name].presence.min_fraction
             )
-            detail += " In so few rows that may be chance." if is_chance else ""
-            at_most = INFO if is_chance else None
-            yield Observation(rule=rule, column=name, detail=detail.rstrip("."), at_most=at_most)
+            detail += (" With so few rows, the cause may be chance.") if is_chance else ""
+            action = INFO if is_chance else None
+            yield Observation(rule=rule, column=name, detail=detail.rstrip("."), action=action)
 
 
 def _may_be_chance(column: ColumnStatistics | None, min_fraction: float) -> bool:
@@ -265,8 +264,8 @@ def _observe_label(measured: Measured, rules: ValidationSettings) -> Observation
         yield Observation(rule="label_invalid", column=raw_rows.LABEL, detail=detail)
     elif label.least == label.most:
         detail = (
-            f"label is {label.least:g} in all {rows} rows, expected both classes: nothing can "
-            "be learned from them"
+            f"label is {label.least:g} in all {rows} rows, expected both classes, because a "
+            "model cannot be trained on one class"
         )
         yield Observation(rule="label_one_class", column=raw_rows.LABEL, detail=detail)
 
@@ -296,16 +295,16 @@ def _empty_column(
     """
     rule, detail = "column_empty", f"{name} has no value in any of {rows} rows"
     if before is None or not before.num_values:
-        return Observation(rule=rule, column=name, detail=f"{detail}, as before", at_most=INFO)
+        return Observation(rule=rule, column=name, detail=f"{detail}, as before", action=INFO)
     expected = before.num_values * rows / before.num_rows
     detail += (
-        f", had values in {before.num_values} of {before.num_rows} rows before: {expected:.0f} "
-        "were expected"
+        f"; earlier, {before.num_values} of {before.num_rows} rows had values, so "
+        f"{expected:.0f} values were expected"
     )
     required = {f.name for f in schema.feature if f.presence.min_count or f.presence.min_fraction}
     if name not in required:
-        detail += "; the schema calls it optional"
-        return Observation(rule=rule, column=name, detail=detail, at_most=INFO)
+        detail += "; the column is optional in the schema"
+        return Observation(rule=rule, column=name, detail=detail, action=INFO)
     rule = rule if expected >= _CERTAIN_ROWS else "column_empty_by_chance"
     return Observation(rule=rule, column=name, detail=detail)
 
@@ -314,8 +313,8 @@ def observe_click_rate(label: LabelShift | None, rules: ValidationSettings) -> O
     """Yield an observation if the click rate differs from the click rate of the earlier windows.
 
     The click rate must differ from the click rate of the merged windows and from the click rate of
-    the newest window. Both differences must exceed the factor, and must be statistically
-    significant.
+    the newest window. Each of the two changes must be larger than the factor `click_rate_factor`
+    and statistically significant.
     """
     if label is None:
         return
@@ -354,8 +353,10 @@ def observe_drift(drift: list[ColumnDrift], rules: ValidationSettings) -> Observ
             detail = (
                 f"{name} drifted: {_describe_change(entry)}"
                 if entry.drifted
-                else f"{name} differs from earlier windows as the champion's newest one does: "
-                f"{_describe_change(entry)}"
+                else (
+                    f"{name} differs from the earlier windows, and so does the champion's "
+                    f"newest window: {_describe_change(entry)}"
+                )
             )
             yield Observation(
                 rule="drift",
@@ -366,12 +367,12 @@ def observe_drift(drift: list[ColumnDrift], rules: ValidationSettings) -> Observ
                 high=entry.effect_high,
                 limit=entry.threshold,
                 bound=BELOW,
-                at_most=None if entry.drifted else INFO,
+                action=None if entry.drifted else INFO,
             )
         if new is not None and new > rules.new_value_share:
             detail = (
-                f"{name} has categories that the champion never saw in at least {new:.1%} of "
-                "the rows"
+                f"at least {new:.1%} of the rows have a category of {name} that the champion "
+                "was not trained on"
             )
             limit = rules.new_value_share
             yield Observation(
@@ -405,12 +406,12 @@ def _describe_values(entry: ColumnDrift) -> str:
     if moved and effect >= threshold:
         value = "a user" if moved.value is None else f"value {moved.value}"
         return (
-            f"{value} went from {moved.share_before:.1%} to {moved.share_now:.1%} "
-            f"(change {interval}, matters from {threshold:.4f})"
+            f"{value} went from {moved.share_before:.1%} to {moved.share_now:.1%} (change "
+            f"{interval}, threshold {threshold:.4f})"
         )
     if moved or entry.new_value_share is not None:
-        return f"many of its values changed their shares (divergence {entry.divergence:.4f} bits)"
-    return f"divergence {effect:.4f} bits ({interval}, matters from {threshold:.4f})"
+        return f"the shares of many values changed (divergence {entry.divergence:.4f} bits)"
+    return f"divergence {effect:.4f} bits ({interval}, threshold {threshold:.4f})"
 
 
 def observe_skew(skew: Skew | None, rules: ValidationSettings) -> Observations:
@@ -423,14 +424,14 @@ def observe_skew(skew: Skew | None, rules: ValidationSettings) -> Observations:
             f"first: {unread[0]}"
         )
         # Every run of these days finds the same files, so every run would send a notification.
-        at_most = WARN if rules.action_of("files_quarantined") == NOTIFY else None
-        yield Observation(rule="files_quarantined", column=DATASET, detail=detail, at_most=at_most)
+        action = WARN if rules.action_of("files_quarantined") == NOTIFY else None
+        yield Observation(rule="files_quarantined", column=DATASET, detail=detail, action=action)
     if not skew.entries:
         detail = (
             f"only {skew.facts.num_joined} training rows were found in {skew.facts.served_uri}: "
             "nothing was compared"
         )
-        yield Observation(rule="skew", column=DATASET, detail=detail, at_most=INFO)
+        yield Observation(rule="skew", column=DATASET, detail=detail, action=INFO)
     for entry in sorted(skew.entries, key=lambda entry: -entry.effect):
         if entry.drifted:
             yield Observation(
@@ -444,22 +445,21 @@ def observe_skew(skew: Skew | None, rules: ValidationSettings) -> Observations:
 
 def _describe_skew(entry: SkewEntry) -> str:
     text = (
-        f"{entry.feature} is not what was served in {entry.differing:,} of {entry.num_rows:,} "
-        "joined rows, "
-        f"{entry.effect:.2%}"
+        f"{entry.feature} differs from the served value in {entry.differing:,} of "
+        f"{entry.num_rows:,} joined rows, {entry.effect:.2%}"
     )
     if entry.factor is not None:
-        text += f"; training has {entry.factor:.4g} times the served value"
+        text += f"; the training value is {entry.factor:.4g} times the served value"
     elif entry.only_training == entry.differing:
         text += "; served rows lack the value"
     elif entry.only_served == entry.differing:
         text += "; training rows lack the value"
     if row := entry.example:
         text += (
-            f"; in row {row['row']} of request {row['request_id']} training has "
+            f"; in row {row['row']} of request {row['request_id']}, the training value is "
             f"{_format_value(row['training'])}"
         )
-        text += f", served was {_format_value(row['served'])}"
+        text += f" and the served value is {_format_value(row['served'])}"
     return text
 
 

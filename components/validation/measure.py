@@ -2,8 +2,8 @@
 
 The rows are compared with all windows of the champion's lineage, merged into one
 (`evergreen.statistics.comparison`). If the champion was already trained on a change, the change is
-not reported. A champion counts as trained on a change under two conditions: its newest window is
-large enough to show the change, and these rows do not differ from that window.
+not reported. A change counts as trained under two conditions. The champion's newest window is large
+enough to show the change, and the run's rows do not differ from that window.
 
 A model's folder contains the profiles of two windows (`manifests.Model.WINDOWS`): the newest
 window, and all older windows merged into one. Each profile has at most 2 MB.
@@ -22,8 +22,8 @@ from components.validation.skew import Skew, measure_skew
 from components.validation.tfdv_statistics import TableStatistics, read_statistics
 from evergreen.config.features import Features
 from evergreen.config.validation import ValidationSettings
+from evergreen.contracts.category_texts import ShownValues
 from evergreen.contracts.manifests import Model
-from evergreen.contracts.words import ShownValues
 from evergreen.runtime.errors import ContractError
 from evergreen.statistics.column_profile import TableProfile
 from evergreen.statistics.comparison import ColumnDrift, compare_tables, compare_totals
@@ -40,8 +40,11 @@ _KIND, _FORMAT_VERSION = "TrainingWindows", 1
 
 
 @dataclass(frozen=True)
-class KeptWindows:
-    """Windows in the order of training, the newest last. Older windows may be merged into one."""
+class LineageWindows:
+    """Windows of the rows on which a lineage was trained, oldest first.
+
+    Older windows may be merged into one.
+    """
 
     windows: tuple[TableProfile, ...]
 
@@ -55,7 +58,7 @@ class KeptWindows:
         """Window on which the model itself was trained."""
         return self.windows[-1]
 
-    def followed_by(self, window: TableProfile) -> "KeptWindows":
+    def followed_by(self, window: TableProfile) -> "LineageWindows":
         """Return these windows followed by `window`. Earlier windows are merged into one.
 
         The new window replaces the newest one if both have the same rows.
@@ -63,7 +66,7 @@ class KeptWindows:
         before = self.windows
         if before and window.digest and before[-1].digest == window.digest:
             before = before[:-1]
-        return KeptWindows((KeptWindows(before).merged, window) if before else (window,))
+        return LineageWindows((LineageWindows(before).merged, window) if before else (window,))
 
     def expect_kinds(self, features: Features) -> None:
         """Refuse features that cannot be compared.
@@ -84,8 +87,8 @@ class KeptWindows:
                     else ("categorical", "numeric")
                 )
                 raise ContractError(
-                    f"feature {name} is {now}, was {before} in the champion's rows: give it a new "
-                    "name"
+                    f"feature {name} is {now}, and was {before} in the champion's rows: give "
+                    "it a new name"
                 )
 
     def write(self, path: Path) -> None:
@@ -93,14 +96,14 @@ class KeptWindows:
         write_profiles(path, self.windows, kind=_KIND, version=_FORMAT_VERSION)
 
 
-def read_windows(path: Path) -> KeptWindows:
+def read_windows(path: Path) -> LineageWindows:
     """Return the windows in a file.
 
     Raises:
         ContractError: The file is absent or corrupt, or has another kind, format version or bucket
             edges.
     """
-    return KeptWindows(read_profiles(path, kind=_KIND, version=_FORMAT_VERSION)[0])
+    return LineageWindows(read_profiles(path, kind=_KIND, version=_FORMAT_VERSION)[0])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +113,7 @@ class Champion:
     folder: Path
     statistics: TableStatistics
     """TFDV's statistics of the window on which the champion itself was trained."""
-    windows: KeptWindows
+    windows: LineageWindows
     """Profiles of all windows in the champion's lineage."""
 
 
@@ -169,7 +172,7 @@ class Measured:
     anomalies: Any
     """Anomalies that TFDV found when it checked the statistics against the schema."""
     counter: ProfileCounter
-    """Counts for the monitor and for the next run."""
+    """Counter of the training rows. The monitor and the next run use its counts."""
     window: TableProfile
     drift: list[ColumnDrift]
     """One drift entry for each feature. The list is empty if there is no champion."""
@@ -251,30 +254,30 @@ def measure(
 
 
 def measure_drift(
-    now: TableProfile, kept: KeptWindows, settings: ValidationSettings, *, shown: ShownValues
+    now: TableProfile, windows: LineageWindows, settings: ValidationSettings, *, shown: ShownValues
 ) -> list[ColumnDrift]:
     """Return one drift entry for each feature that both sides have, in column order.
 
-    `kept` must contain at least one window.
+    `windows` must contain at least one window.
     """
     mean, newest = settings.mean_drift, {}
-    compared = compare_tables(now, kept.merged, settings, mean_drift=mean, shown=shown)
-    if len(kept.windows) > 1:
-        newest = compare_tables(now, kept.newest, settings, mean_drift=mean, shown=shown)
+    compared = compare_tables(now, windows.merged, settings, mean_drift=mean, shown=shown)
+    if len(windows.windows) > 1:
+        newest = compare_tables(now, windows.newest, settings, mean_drift=mean, shown=shown)
     return [
         column.entry(name, is_trained_on=name in newest and column.is_trained_on(newest[name]))
         for name, column in compared.items()
     ]
 
 
-def measure_label_shift(now: TableProfile, kept: KeptWindows) -> LabelShift | None:
+def measure_label_shift(now: TableProfile, windows: LineageWindows) -> LabelShift | None:
     """Return the change of the click rate, or None if a side has no rows.
 
     A lower click rate often means that not all labels have arrived. `checks` decides whether the
     change is reported.
     """
-    newest = _compare_click_rates(now, kept.newest) if len(kept.windows) > 1 else None
-    return _compare_click_rates(now, kept.merged, newest)
+    newest = _compare_click_rates(now, windows.newest) if len(windows.windows) > 1 else None
+    return _compare_click_rates(now, windows.merged, newest)
 
 
 def _compare_click_rates(

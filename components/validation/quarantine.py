@@ -260,7 +260,7 @@ def rows_folder(store: Path, run: str) -> Path:
     return quarantine_folder(store) / "runs" / run_folder(store, run).name / "rows"
 
 
-def keep_quarantined(run: str, rows: Path, final: Path, *, num_rows: int) -> None:
+def store_quarantined(run: str, rows: Path, final: Path, *, num_rows: int) -> None:
     """Copy the Parquet files in `rows` into the registry.
 
     Args:
@@ -269,10 +269,12 @@ def keep_quarantined(run: str, rows: Path, final: Path, *, num_rows: int) -> Non
         final: Folder of the registry (`rows_folder`). Files of an earlier attempt are replaced.
         num_rows: Number of rows in the files.
     """
-    kept = QuarantinedRun(run=run, time=datetime.now(timezone.utc).isoformat(), num_rows=num_rows)
+    record = QuarantinedRun(run=run, time=datetime.now(timezone.utc).isoformat(), num_rows=num_rows)
     with whole_directory(final.parent, replace=True) as folder:
         shutil.copytree(rows, folder / final.name)
-        (folder / _MANIFEST).write_text(json.dumps(asdict(kept), indent=2) + "\n", encoding="utf-8")
+        (folder / _MANIFEST).write_text(
+            json.dumps(asdict(record), indent=2) + "\n", encoding="utf-8"
+        )
 
 
 def read_quarantined_runs(store: Path) -> list[QuarantinedRun]:
@@ -292,4 +294,4 @@ def read_quarantined_runs(store: Path) -> list[QuarantinedRun]:
             )
         except (ValueError, TypeError, KeyError) as error:
             raise ContractError(f"{path} cannot be read: {error!r}") from error
-    return sorted(found, key=lambda kept: (kept.time, kept.run))
+    return sorted(found, key=lambda record: (record.time, record.run))

@@ -9,11 +9,16 @@ Keys:
 - `quarantine`: `num_rows`, `uri` (null without quarantined rows);
 - `schema`: `uri`, and `differences`, a unified diff of each feature between the schema in force and
   a schema that these rows would fit;
-- `columns`: for each checked column, in column order: `column`, `kind` (`label`, `number` or
-  `category`), `num_values`, `missing`, `missing_before` (shares of rows), `distinct` (about;
-  categories), `least`, `most`, `median`, `mean`, `std` (numbers), and `bars`. A bar has a `label`,
-  and the shares `now` and `before` of the rows with a value. Columns that identify a user have no
-  bars.
+- `columns`: one object for each checked column, in column order.
+
+Keys of an object in `columns`:
+
+- `column`, `kind` (`label`, `number` or `category`), `num_values`;
+- `missing`, `missing_before`: shares of the rows without a value;
+- `distinct`: approximate number of categories;
+- `least`, `most`, `median`, `mean`, `std`: statistics of numbers;
+- `bars`: the column's histogram. A bar has a `label`, and the shares `now` and `before` of the rows
+  with a value. Columns that identify a user have no bars.
 
 A number that does not exist is null.
 """
@@ -30,8 +35,8 @@ from components.validation.measure import Measured
 from components.validation.schema_versions import compare_schemas
 from components.validation.tfdv_statistics import ColumnStatistics, checked_columns
 from evergreen.contracts import raw_rows
+from evergreen.contracts.category_texts import ShownValues
 from evergreen.contracts.manifests import ValidationReport
-from evergreen.contracts.words import ShownValues
 from evergreen.statistics.column_profile import (
     DENSE_EDGES,
     NUM_BUCKETS,
@@ -43,8 +48,8 @@ from evergreen.statistics.column_profile import (
 _KIND, _FORMAT_VERSION = "ValidationReportDocument", 2
 _Bar = dict[str, Any]
 _SHOWN_VALUES = 12
-"""Maximum number of categories with a bar. Bars are drawn for the most frequent categories of both
-sides."""
+"""Maximum number of categories with a bar. The most frequent categories of the new rows and of the
+champion's rows have bars."""
 
 
 def make_document(run: str, measured: Measured, report: ValidationReport) -> dict[str, Any]:

@@ -60,11 +60,11 @@ def _results(document: Entry, result: str) -> int:
 def _state(document: Entry) -> Banner:
     if document["decision"] == FAIL:
         return Banner(
-            text=f"The run ends here: checks that failed: {_results(document, FAIL)}.", tone="bad"
+            text=f"The run ends here. Failed checks: {_results(document, FAIL)}.", tone="bad"
         )
     if document["decision"] == WARN:
         return Banner(
-            text=f"The run goes on. Checks to look at: {_results(document, WARN)}.", tone="warn"
+            text=f"The run goes on. Checks with warnings: {_results(document, WARN)}.", tone="warn"
         )
     return Banner(text="The run goes on. All checks passed.", tone="good")
 
@@ -72,13 +72,13 @@ def _state(document: Entry) -> Banner:
 def _checks(document: Entry) -> list[PageBlock]:
     """Return a table of the worst checks, and a collapsed table of the other checks.
 
-    The first table has checks that failed or have a value. If there are no such checks, the first
-    table has the worst of all checks.
+    The first table contains the checks that did not pass and the checks with a value. If there are
+    no such checks, the first table contains the worst checks.
     """
     names = [each.name for each in fields(RuleCheck)]
     checks = [RuleCheck(**{name: check[name] for name in names}) for check in document["checks"]]
-    telling = [check for check in checks if not check.passed or check.value is not None]
-    first = (telling or checks)[:_FIRST_CHECKS]
+    first_checks = [check for check in checks if not check.passed or check.value is not None]
+    first = (first_checks or checks)[:_FIRST_CHECKS]
     others = [check for check in checks if check not in first]
     found: list[PageBlock] = [Checks(caption="What was checked", rows=check_rows(first))]
     if others:
@@ -181,9 +181,7 @@ def _describe_effect(entry: Entry | None) -> str:
     if entry is None or entry["effect"] is None:
         return ""
     interval = f"{number(entry['effect_low'])} to {number(entry['effect_high'])}"
-    text = (
-        f"change {number(entry['effect'])} ({interval}), matters from {number(entry['threshold'])}"
-    )
+    text = f"change {number(entry['effect'])} ({interval}), threshold {number(entry['threshold'])}"
     if entry["q_value"] is not None:
         text += f", q {probability(entry['q_value'])}"
     text += f"; detectable from {number(entry['detectable'])} on"
@@ -240,12 +238,11 @@ def _entries_table(entries: Sequence[Entry], cells: Cells, *, caption: str) -> P
 
 def _skew(skew: Sequence[Entry], served: Entry | None) -> list[PageBlock]:
     if not served:
-        return [Text("No archive of served rows was named.")]
+        return [Text("No archive of served rows was given.")]
     text = Text(
-        f"{served['num_joined']:,} training rows were joined with served ones; "
-        f"{served['num_only_training']:,} were "
-        f"never served, {served['num_only_served']:,} served rows of the same time are not trained "
-        "on."
+        f"{served['num_joined']:,} training rows were joined with served rows. "
+        f"{served['num_only_training']:,} training rows were never served. "
+        f"{served['num_only_served']:,} served rows of the same time are not training rows."
     )
     if not skew:
         return [text, Text("Nothing could be compared.")]
@@ -264,10 +261,10 @@ def _skew(skew: Sequence[Entry], served: Entry | None) -> list[PageBlock]:
 
 def _schema(differences: Mapping[str, str]) -> list[PageBlock]:
     if not differences:
-        return [Text("These rows ask for no change of the schema.")]
+        return [Text("These rows need no change of the schema.")]
     text = (
-        "What the schema would have to say for these rows to fit; nothing changes until people "
-        "accept it."
+        "Changes with which the schema would accept these rows. Nothing changes until a person "
+        "accepts them."
     )
     return [Text(text), Preformatted("\n".join(differences.values()))]
 

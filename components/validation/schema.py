@@ -3,12 +3,12 @@
 The first run infers the schema. For a feature that is added later, the first run with the feature
 infers its rules. Categories are strings (see `tfdv_statistics`) without a list of allowed values,
 because new categories appear daily. Lists of categories may have any length. The label is required
-in every training row, is 0 or 1, and is not served. The share of rows with a value may be smaller
-than in the first run only by sampling error. A feature without any value in the first run is
-optional. Numeric columns must stay below `range_factor` times the first run's extremes, and must
-not contain NaN or infinity. If at least `_SIGNED_ROWS` rows of the first run had values and none
-was negative, negative values are not allowed. Drift thresholds are settings of the step. Later runs
-use a schema file that changes only when people accept a new version (`schema_versions`).
+in every training row, is 0 or 1, and is not served. The share of rows with a value must not be
+smaller than in the first run, except for sampling error. A feature without any value in the first
+run is optional. Numeric columns must stay below `range_factor` times the first run's extremes, and
+must not contain NaN or infinity. If at least `_SIGNED_ROWS` rows of the first run had values and
+none was negative, negative values are not allowed. Drift thresholds are settings of the step. Later
+runs use a schema file that changes only when people accept a new version (`schema_versions`).
 """
 
 from collections.abc import Container
@@ -25,7 +25,7 @@ from evergreen.contracts import raw_rows
 from evergreen.contracts.manifests import RawDataset
 
 _STANDARD_ERRORS = 4.0
-_ALIKE_ROWS = 64
+_CORRELATED_ROWS = 64
 """Number of correlated rows that count as one independent row. The true correlation within a
 request is unknown."""
 _SMALLEST_ROWS = 10_000
@@ -34,8 +34,8 @@ window was much larger."""
 
 _SIGNED_ROWS = 10_000
 """Minimum number of rows with a value to decide whether a column can be negative. If 3 % of a
-column's values are negative, 99 of 100 first runs contain a negative value, even if every 64 rows
-are alike."""
+column's values are negative, the first run contains a negative value with a probability of 99 %.
+The calculation assumes that only one of 64 rows is independent."""
 
 _TYPES = {
     "string": "BYTES",
@@ -164,8 +164,8 @@ def _set_presence(feature: Any, observed: ColumnStatistics, *, optional: bool) -
     if optional:
         feature.presence.min_count = 0
     elif present:
-        # Use at most `_SMALLEST_ROWS` rows, so that the share of a small later window is rarely
-        # below the limit by chance.
+        # Compute the limit as if there were at most `_SMALLEST_ROWS` rows. A small later window is
+        # then rarely below the limit by chance.
         lowest, _ = possible_shares(present / rows, min(rows, _SMALLEST_ROWS))
         feature.presence.min_fraction = lowest
 
@@ -185,15 +185,15 @@ def possible_shares(share: float, rows: int) -> tuple[float, float]:
     """Return the lowest and highest true share that are consistent with an observed share.
 
     The result is the exact interval of Clopper and Pearson. The confidence level is the probability
-    that a normal variable is within `_STANDARD_ERRORS` standard errors. Only `rows / _ALIKE_ROWS`
-    rows count as independent. A column of the context is missing either in all rows of a request or
-    in none.
+    that a normal variable is within `_STANDARD_ERRORS` standard errors. Only `rows /
+    _CORRELATED_ROWS` rows count as independent, because a context column is missing in all rows of
+    a request or in none.
 
     >>> low, high = possible_shares(0.5, 64_000)
     >>> round(low, 3), round(high, 3)
     (0.437, 0.563)
     """
-    independent, tail = rows / _ALIKE_ROWS, special.ndtr(-_STANDARD_ERRORS)
+    independent, tail = rows / _CORRELATED_ROWS, special.ndtr(-_STANDARD_ERRORS)
     hits, others = share * independent, (1 - share) * independent
     low = float(special.betaincinv(hits, others + 1, tail)) if hits > 0 else 0.0
     high = float(special.betainccinv(hits + 1, others, tail)) if others > 0 else 1.0
@@ -211,7 +211,7 @@ def propose_schema(schema: Any, statistics: TableStatistics, raw: RawDataset) ->
     Returns None if the rows satisfy `schema`. Only changes of features are proposed: wider bounds,
     more values of a domain, fewer values present, or a new column. The label's rules and all other
     rules do not change, because rows that break these rules are wrong. New columns come from `raw`,
-    which lists columns of the lake without a feature in the schema.
+    which lists the columns of the lake that the schema lacks.
     """
     if not statistics.num_rows:
         return None

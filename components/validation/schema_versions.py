@@ -61,13 +61,13 @@ def format_schema(schema: Any) -> str:
     return str(text_format.MessageToString(schema))
 
 
-def _expect_sound(schema: Any, source: str) -> None:
+def _expect_usable(schema: Any, source: str) -> None:
     """Check that a schema is usable.
 
     Raises:
         ContractError: A feature has no name, no type, or appears twice. A bound is NaN, or the
-            lower bound is above the upper bound. A share is outside [0, 1]. A named list of values
-            is absent. `default_environment` does not include training.
+            lower bound is above the upper bound. A share is outside [0, 1]. A feature names a list
+            of values that does not exist. `default_environment` lacks the training environment.
     """
     names = [feature.name for feature in schema.feature]
     if twins := sorted({name for name in names if names.count(name) > 1}):
@@ -213,9 +213,9 @@ def accept_schema(
             `change` names.
     """
     schema = read_schema(source)
-    _expect_sound(schema, f"schema {source}")
+    _expect_usable(schema, f"schema {source}")
     if not reason.strip():
-        raise ContractError("reason is empty, expected why this schema is accepted")
+        raise ContractError("reason is empty, expected the reason for this version")
     before = _newest_accepted(store)
     base, path = (
         (f"version {before.version}", version_path(store, before.version))
@@ -251,7 +251,10 @@ def _check_changed(base: Path | None, schema: Any, change: Sequence[str]) -> lis
             f"{flags}"
         )
     if wrong := sorted(set(change) - set(changed)):
-        raise ContractError(f"--change names {', '.join(wrong)}, which the schema does not change")
+        raise ContractError(
+            f"--change is {', '.join(wrong)}, expected only features that the schema changes: "
+            f"{', '.join(changed) or 'none'}"
+        )
     return changed
 
 
@@ -262,7 +265,8 @@ def build_parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(dest="command", required=True)
     show = commands.add_parser(
-        "show", help="print the schema in force: the newest accepted one, else the live model's"
+        "show",
+        help="print the newest accepted schema, or the live model's schema if none is accepted",
     )
     show.add_argument(
         "which",
@@ -283,7 +287,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--change", action="append", default=[], metavar="FEATURE", help="may change (repeatable)"
     )
     log = commands.add_parser(
-        "log", help="list the accepted versions: who, when, why, what they changed"
+        "log", help="list the accepted schemas with author, time, reason and changes"
     )
     add_listing_flags(log)
     for each in (show, diff, accept, log):
@@ -329,7 +333,7 @@ def _accept(store: Path, arguments: argparse.Namespace) -> int:
         change=arguments.change,
     )
     print(
-        f"version {line.version} is in force from the next round on: "
+        f"version {line.version} is in force from the next run on: "
         f"{version_path(store, line.version)}"
     )
     return ExitCode.DONE
@@ -340,7 +344,7 @@ def _log(store: Path, arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps([asdict(line) for line in lines], indent=2))
     elif not lines:
-        print("no schema was accepted yet: rounds are checked by their champion's")
+        print("no schema was accepted yet: each run is checked by the schema of its champion")
     else:
         print_table(LOG, map(_cells, lines), wide=arguments.wide)
     return ExitCode.DONE
@@ -397,7 +401,7 @@ def _find_schema(store: Path, which: str, work: str) -> Path:
     else:
         path, hint = (
             Path(which),
-            f"schema {which!r} is no file, expected one, or force, live, a version or run:NAME",
+            f"schema {which!r} is not a file, expected a file, force, live, a version or run:NAME",
         )
     if not path.is_file():
         raise ContractError(hint)

@@ -1,10 +1,10 @@
 """Train/serve skew: differences between training rows and the rows that were served.
 
 The training rows are compared with archived rows that were served in the same span of time. Rows
-with the same key (request_id, row) are compared value by value. Therefore a difference is certain,
-and no estimate from distributions. Values are equal if they have the same bits, except for the sign
-of zero. Two missing values count as equal. If fewer than `_MIN_JOINED` rows join, nothing is
-compared. Labels are never compared, because served rows have no labels yet.
+with the same key (request_id, row) are compared value by value. A difference is therefore an exact
+result, not an estimate from two distributions. Values are equal if they have the same bits, except
+for the sign of zero. Two missing values count as equal. If fewer than `_MIN_JOINED` rows join,
+nothing is compared. Labels are never compared, because served rows have no labels yet.
 
 With more than `_SAMPLED_ROWS` training rows, only some requests are compared, chosen by a hash of
 the request id. Memory use is therefore independent of the window's length.
@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from evergreen.config.features import MISSING_CATEGORY, Features, ListOptions
 from evergreen.config.validation import ValidationSettings
 from evergreen.contracts import raw_rows
-from evergreen.contracts.words import ShownValues
+from evergreen.contracts.category_texts import ShownValues
 from evergreen.rows.archived_rows import (
     archived_files,
     arrow_schema,
@@ -50,8 +50,8 @@ _SAMPLED_ROWS = 262_144
 """Approximate number of compared training rows. Each row takes 280 bytes per side with 39
 features."""
 _EQUAL_RATIOS = 0.9
-"""Minimum share of the ratios that must be close to their median. If fewer ratios are close, the
-median is not reported as a factor."""
+"""Minimum share of the ratios that must be close to their median. Otherwise no factor between
+training and serving is reported."""
 
 
 class EventSpan(NamedTuple):
@@ -83,8 +83,8 @@ class ServedRowFacts:
     last_event_time: str | None
     """Newest event time of the compared training rows. None if the comparison has no rows."""
     one_request_in: int
-    """One in this number of requests was compared. The value 1 means that all requests were
-    compared."""
+    """Sampling interval of the compared requests. 1 means that all requests were compared, and 10
+    means one request in ten."""
     num_joined: int
     num_only_training: int
     num_only_served: int
@@ -176,9 +176,9 @@ def measure_skew(
     if mine.num_rows:
         ends = pc.min_max(mine.column(raw_rows.EVENT_TIME)).as_py()
         span = EventSpan(ends["min"], ends["max"])
-        words = [name for name in compared if name in features.words]
+        string_columns = [name for name in compared if name in features.string_features]
         theirs = _sample_requests(
-            read_served(archive, span, schema, words=words, unread=unread), one_in
+            read_served(archive, span, schema, string_columns=string_columns, unread=unread), one_in
         )
     joined = _join_rows(mine, theirs) if mine.num_rows and theirs.num_rows else None
     num_joined = joined.training.num_rows if joined else 0
@@ -202,7 +202,7 @@ def measure_skew(
     return Skew(facts=facts, entries=tuple(entries))
 
 
-# -- reading both sides
+# -- reading the training rows and the served rows
 
 
 def _read_training(files: Sequence[Path], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
@@ -217,14 +217,14 @@ def read_served(
     schema: pa.Schema,
     *,
     unread: list[str],
-    words: Sequence[str] = (),
+    string_columns: Sequence[str] = (),
 ) -> Iterator[pa.RecordBatch]:
     """Yield batches of the archived rows in the span, oldest day first.
 
     A batch has the columns of `schema`.
 
-    A file is ignored if a column of `words` contains text, because such rows were ingested by
-    people and not served. A corrupt file is also ignored, and so is a file without one of the
+    A file is ignored if a column of `string_columns` contains text, because such rows were ingested
+    by people and not served. A corrupt file is also ignored, and so is a file without one of the
     columns or with a column of another type. The reason for an ignored file is added to `unread`.
     The comparison continues with the other files.
     """
@@ -232,7 +232,7 @@ def read_served(
         try:
             with archived.opened() as file:
                 texts = (pa.string(), pa.list_(pa.string()))
-                worded = [field.type for field in file.schema_arrow if field.name in words]
+                worded = [field.type for field in file.schema_arrow if field.name in string_columns]
                 if any(is_alike(found, text) for found in worded for text in texts):
                     continue
                 for batch in _read_columns(file, archived.uri, schema):

@@ -19,16 +19,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from components.validation.checks import check
-from components.validation.measure import Champion, KeptWindows, Measured, measure
-from components.validation.quarantine import keep_quarantined, screen_rows
+from components.validation.measure import Champion, LineageWindows, Measured, measure
+from components.validation.quarantine import screen_rows, store_quarantined
 from components.validation.report import make_document
 from components.validation.report_page import draw_page
 from components.validation.schema_versions import format_schema, read_schema
 from components.validation.tfdv_statistics import TableStatistics, summarize_files
 from evergreen.config.validation import DOMAIN, ValidationSettings
+from evergreen.contracts.category_texts import ShownValues, read_texts
 from evergreen.contracts.checks import RuleCheck, decide, headline
 from evergreen.contracts.manifests import Model, RawDataset, ValidationReport
-from evergreen.contracts.words import ShownValues, read_words
 from evergreen.runtime.durable import whole_directory
 from evergreen.storage.objects import Objects
 from evergreen.storage.uris import local_path
@@ -55,7 +55,7 @@ class Inputs:
     rules: ValidationSettings
     champion: Champion | None = None
     """Model for the comparison."""
-    parent_windows: KeptWindows = KeptWindows(())
+    parent_windows: LineageWindows = LineageWindows(())
     """Windows of the model that the run continues. Without windows, the model is trained from
     scratch."""
     schema_path: Path | None = None
@@ -73,8 +73,8 @@ class Inputs:
     @cached_property
     def shown(self) -> ShownValues:
         """Names of the categories in reports, and the columns that reports hide."""
-        words = read_words(local_path(self.raw.words_uri)) if self.raw.words_uri else {}
-        return ShownValues(words=words, hidden=self.raw.recommender.columns_of_users)
+        texts = read_texts(local_path(self.raw.texts_uri)) if self.raw.texts_uri else {}
+        return ShownValues(texts=texts, hidden=self.raw.recommender.columns_of_users)
 
 
 class Validated(NamedTuple):
@@ -113,7 +113,7 @@ def validate(inputs: Inputs) -> Validated:
         )
         if rows.quarantined:
             num_quarantined = rows.dataset.num_quarantined
-            keep_quarantined(
+            store_quarantined(
                 inputs.run, rows.quarantined, inputs.quarantine, num_rows=num_quarantined
             )
         checks = check(measured, rules)

@@ -26,9 +26,9 @@ from evergreen.serving.servers import parse_urls
 from evergreen.storage.uris import open_objects
 
 _SUMMARIES = {
-    "start": "load an evaluated model beside the live one and send it traffic",
+    "start": "load an evaluated model beside the live model, and send traffic to it",
     "status": "evaluate the canary without changing anything",
-    "advance": "give it the next share or release it, whatever the evidence is",
+    "advance": "give the canary its next share of users, or release the canary, without a test",
     "abort": "take all traffic from the canary after the move in progress",
 }
 

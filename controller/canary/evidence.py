@@ -12,9 +12,10 @@ are the differences to the plan's `baseline`. The differences are summed over th
 any division, which avoids a mean of means. The counters of a new or restarted server include its
 warm-up, which is slow (measured: 70 requests at three times the usual time). The warm-up requests
 would weigh more in the smaller arm. A server without a recorded baseline is therefore left out
-(`uncounted`). The next step records its baseline. When a server leaves, its requests are no longer
-in the counts of either arm. A restart is not detected if the server's counters exceed the complete
-baseline at the next step. The counts of both arms are then too low, but never negative.
+(`uncounted`) until the next step records a baseline for it. When a server leaves, its requests are
+no longer in the counts of either arm. A restarted server counts from 0 again. If the new counters
+have passed the recorded baseline by the next step, the restart is not detected. The counts of both
+arms are then too low, but never negative.
 
 Triton reports totals and no medians. The p99 is therefore read in two forms. The quantiles of a
 server (`QUANTILES`) cannot be summed over servers. The buckets of a histogram (`HISTOGRAM`) can be
@@ -68,10 +69,10 @@ COUNTERS = {
     "infer_us": "nv_inference_compute_infer_duration_us",
     "cache_hits": "nv_cache_num_hits_per_model",
 }
-"""Triton's name of each counter. `infer_us` is the total time of all computed requests in the
-model."""
+"""Triton's name of each counter. `infer_us` is the total inference time of all computed
+requests."""
 QUANTILES = "nv_inference_compute_infer_summary_us"
-"""Triton's quantiles of the time in the model, computed over the requests of the last minute on one
+"""Triton's quantiles of the inference time, computed over the requests of the last minute on one
 server."""
 HISTOGRAM = "nv_inference_first_response_histogram_ms"
 """Triton's histogram of the total request time, including the time in the queue."""
@@ -92,22 +93,22 @@ def read_pairs(
     stable: int,
     canary: int,
     since: datetime,
-    most: int,
+    max_pairs: int,
     user: str | None = None,
 ) -> Pairs:
     """Read the oldest pairs of two versions.
 
     A file may move from the archive to the lake during the read. If the archive comes first in
-    `folders`, such a file is read at least once. Memory grows with `most` and not with the lake.
-    The files of a lake in a bucket are downloaded one by one. A corrupt file is logged as a warning
-    and skipped.
+    `folders`, such a file is read at least once. Memory grows with `max_pairs`, and not with the
+    lake. The files of a lake in a bucket are downloaded one by one. A corrupt file is logged as a
+    warning and skipped.
 
     Args:
         folders: The monitor's archive and the lake.
         stable: Stable version.
         canary: Version of the canary.
         since: Earliest event time.
-        most: Maximum number of pairs.
+        max_pairs: Maximum number of pairs.
         user: Column of the users. None = the recommender has no user column.
 
     Raises:
@@ -123,9 +124,9 @@ def read_pairs(
         for archived in archived_files(folder, first_day=first_day):
             if (rows := _shadow_rows(archived, schema)) is not None:
                 found.append(_rows_of_pair(rows, stable=stable, canary=canary, since=since))
-                if sum(table.num_rows for table in found) > 4 * most:
-                    found = [_oldest(found, most)]
-    return _paired(_oldest(found, most), stable, user).first(most)
+                if sum(table.num_rows for table in found) > 4 * max_pairs:
+                    found = [_oldest(found, max_pairs)]
+    return _paired(_oldest(found, max_pairs), stable, user).first(max_pairs)
 
 
 def _rows_of_pair(rows: Any, *, stable: int, canary: int, since: datetime) -> Any:
@@ -138,14 +139,18 @@ def _rows_of_pair(rows: Any, *, stable: int, canary: int, since: datetime) -> An
     return rows.filter(pc.and_(recent, pc.or_(by_stable, by_canary)))
 
 
-def _oldest(tables: Sequence[Any], most: int) -> Any:
+def _oldest(tables: Sequence[Any], max_pairs: int) -> Any:
     """Return the oldest rows, sorted by time.
 
     Twice as many rows as wanted are returned, because both the archive and the lake may contain a
     row.
     """
     keys = [raw_rows.EVENT_TIME, raw_rows.REQUEST_ID, raw_rows.ROW]
-    return pa.concat_tables(tables).sort_by([(key, "ascending") for key in keys]).slice(0, 2 * most)
+    return (
+        pa.concat_tables(tables)
+        .sort_by([(key, "ascending") for key in keys])
+        .slice(0, 2 * max_pairs)
+    )
 
 
 def _shadow_rows(archived: ArchivedFile, schema: Any) -> Any:
@@ -258,12 +263,14 @@ def counted(
                     f"metrics of {source} cannot be read: {name} is {sample.value}, expected a "
                     "count from 0"
                 )
-            found[arm][_NAMES[name]] += sample.value  # failures have one line per reason
+            found[arm][_NAMES[name]] += (
+                sample.value
+            )  # the metrics text has one line per reason of a failure
     return found
 
 
 def read_p99(text: str, arm: Arm, *, source: str = "server") -> float | None:
-    """Return the p99 of the time in the model in microseconds, over the server's last minute.
+    """Return the p99 of the server's inference time in microseconds, over the last minute.
 
     Returns None if there were no requests, or if the server has no quantiles. Triton computes
     quantiles only if they are enabled, and never for a model with a response cache.

@@ -9,10 +9,10 @@ repeatedly, because all its state is in the journal, the traffic plan and the ev
 leads to a request (`advance` or `abort`), as a person's command does. A shadow canary serves
 traffic only after it is started again with a share, or advanced.
 
-The journal names the canary's version (`canary_at_work`), and the plan tells clients how to use it.
-The order of the writes is in the table of the protocol (`controller.protocol`). If a plan names a
-canary that is not in the journal, the plan is reset. If no plan names a canary, its files are
-removed.
+The journal names the canary's version (`canary_at_work`), and clients read from the plan how to use
+the canary. The order of the writes is in the table of the protocol (`controller.protocol`). If a
+plan names a canary that is not in the journal, the plan is reset. If no plan names a canary, its
+files are removed.
 """
 
 import logging
@@ -317,14 +317,14 @@ def _proceed(
                 decision=found,
             )
         if fresh:
-            plan = _count_from_now(target, plan, settings)
+            plan = _record_baseline(target, plan, settings)
         return _held(plan, found)
 
 
-def _count_from_now(
+def _record_baseline(
     target: DeploymentTarget, plan: TrafficPlan, settings: CanarySettings
 ) -> TrafficPlan:
-    """Return the plan with the current counters of new and restarted servers, and write it."""
+    """Write and return the plan with a baseline for new and restarted servers."""
     # Read the counters again, because loading the canary has added warm-up requests.
     seen, _ = _read_counters(plan, settings)
     plan = plan.next(baseline={**plan.baseline, **uncounted(plan.baseline, seen or {})})
@@ -360,7 +360,7 @@ def _evaluate(plan: TrafficPlan, settings: CanarySettings) -> tuple[CanaryDecisi
         stable=plan.stable.version,
         canary=plan.canary.version,
         since=_began(plan, settings.target.store),
-        most=settings.policy.looks[-1],
+        max_pairs=settings.policy.looks[-1],
         user=recommender.data.user if recommender else None,
     )
     found = evaluate(pairs, counts, settings.policy, unread=unread)
@@ -373,7 +373,7 @@ def _evaluate(plan: TrafficPlan, settings: CanarySettings) -> tuple[CanaryDecisi
 def _began(plan: TrafficPlan, store: Path) -> datetime:
     """Return when the canary was first recorded, or else when the plan was published.
 
-    A canary that starts as a shadow canary is recorded at this start.
+    For a canary that begins with shadow traffic only, this is the start of the shadow traffic.
     """
     lines = [
         each

@@ -50,8 +50,8 @@ def main(argv: list[str] | None = None) -> int:
 def add_server_flags(parser: argparse.ArgumentParser, *, is_required: bool = True) -> None:
     """Add the flags for the server, its recommender and the connection."""
     described = (
-        "model registry, or a copy of its file recommender/N.json, which describes the "
-        "columns of the rows"
+        "model registry, or a copy of its file recommender/N.json, which describes the columns of "
+        "the rows"
     )
     parser.add_argument("--recommender", type=Path, required=is_required, help=described)
     server = (
@@ -80,9 +80,8 @@ def client_settings(options: argparse.Namespace) -> "ClientSettings":
 
 def _add_replay(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Commands on standard input, one a line: drift, stop. End of standard input means stop, so "
-        "the replay "
-        "ends with its parent; keep it open."
+        "Commands on standard input, one a line: drift, stop. The replay stops at the end of "
+        "standard input, so keep standard input open."
     )
     add_server_flags(parser, is_required=False)
     plan = (
@@ -131,7 +130,9 @@ def _add_replay(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--summary", type=Path, required=True, help="JSON, written at the end")
     parser.add_argument("--max-rows", help="stop after this many rows")
     parser.add_argument(
-        "--max-consecutive-failures", help="then give up with exit code 3; default: 20"
+        "--max-consecutive-failures",
+        help="number of consecutive failures after which the replay ends with exit code 3 "
+        "(default: 20)",
     )
 
 
@@ -184,8 +185,7 @@ def _sent_recommender(options: argparse.Namespace) -> "Recommender":
     if options.simulator and found.features != RECOMMENDER.features:
         raise ContractError(
             f"recommender {found.name} has the columns {', '.join(found.features.names)}, expected "
-            "the simulator's, "
-            f"{', '.join(RECOMMENDER.features.names)}"
+            f"the simulator's columns {', '.join(RECOMMENDER.features.names)}"
         )
     return found
 

@@ -1,11 +1,12 @@
 """Replay traffic through `RecommenderClient` at a given rate, and report the clicks later.
 
-The load is open-loop: requests start at their scheduled times and do not wait for earlier answers,
-up to a limit in flight. When the replay reaches this limit, it falls behind its schedule. If the
-replay is more than a second late, it skips the missed part of the schedule instead of sending a
-burst. `traffic` provides the rows, and the monitor measures the quality of the scores. In a process
-of its own (`run_replay`), the replay reads commands from standard input, and writes one line per
-second and a summary. The end of standard input stops the process, so it ends with its parent.
+The load is open-loop: requests start at their scheduled times and do not wait for earlier answers.
+The number of requests in flight has a limit. At this limit, the replay falls behind its schedule.
+If the replay is more than a second late, it skips the missed part of the schedule instead of
+sending a burst. `traffic` provides the rows, and the monitor measures the quality of the scores. In
+a process of its own (`run_replay`), the replay reads commands from standard input, and writes one
+line per second and a summary. The process stops at the end of standard input, for example when its
+parent process ends.
 """
 
 import asyncio
@@ -351,7 +352,7 @@ class ReplayProcess:
     run: str
     """Prefix of the request ids, unique in the event log."""
     plan_uri: str | None = None
-    """Model repository with the traffic plan to follow. None sends all requests to the same
+    """Model repository with the traffic plan to follow. If None, all requests use the same
     model."""
     stdin: int = 0
     """File descriptor from which the commands `drift` and `stop` are read. The end of the input has
@@ -365,7 +366,9 @@ async def run_replay(
     *,
     client_settings: ClientSettings,
 ) -> dict[str, Any]:
-    """Replay until a command, the end of the traffic or too many failures, and return the summary.
+    """Replay the traffic and return the summary.
+
+    A command or too many failures end the replay early.
 
     Raises:
         ContractError: the event log's URL or its use is invalid.

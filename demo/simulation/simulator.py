@@ -59,7 +59,7 @@ class SimulatedRows(NamedTuple):
     probability: NDArray[np.float64]
     """[n] true probability of a click."""
     label: NDArray[np.int32]
-    """[n] 1 = click."""
+    """Labels, shape [n]: 1 for a click, and 0 for no click."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -283,7 +283,7 @@ def write_lake(
         name for name in names if lake.list(f"{raw_rows.DAY_PARTITION.format(day=name)}/")
     ]:
         raise ContractError(
-            f"lake {uri} holds day {existing[0]} already, expected no day of {names}"
+            f"lake {uri} contains day {existing[0]} already, expected no day of {names}"
         )
     written: list[SimulatedRows] = []
     for number, name in enumerate(names):

@@ -55,7 +55,7 @@ class SimulatedCategoryColumn:
 
     missing: float
     cardinality: int
-    head: float
+    top_share: float
     """Share of the most frequent value among the values that are not missing."""
     exponent: float
     """Zipf exponent of the other values, fitted so that 6,400 rows have about as many distinct
@@ -216,12 +216,14 @@ class CategoryTable:
         """Build the table of `column` with weights drawn from `random`."""
         ranks = np.arange(1, column.cardinality, dtype=np.float64)
         rest = ranks**-column.exponent
-        # Zipf-Mandelbrot distribution: flatten the frequencies until the category with the share
-        # `head` is the most frequent one.
-        while (1.0 - column.head) * rest[0] / rest.sum() > column.head:
+        # Zipf-Mandelbrot distribution: increase the offset of the ranks until no other category has
+        # a larger share than `top_share`.
+        while (1.0 - column.top_share) * rest[0] / rest.sum() > column.top_share:
             ranks += 1.0
             rest = ranks**-column.exponent
-        frequencies = np.concatenate([[column.head], (1.0 - column.head) * rest / rest.sum()])
+        frequencies = np.concatenate(
+            [[column.top_share], (1.0 - column.top_share) * rest / rest.sum()]
+        )
         salt = int(random.integers(0, 1 << 32))
         weights = random.normal(size=column.cardinality + 1)
         shares = np.append(frequencies * (1.0 - column.missing), column.missing)
@@ -243,9 +245,9 @@ class CategoryTable:
     def rotated(self, random: Generator) -> "CategoryTable":
         """Return a table with the same categories and frequencies, but with permuted weights.
 
-        Several random permutations are drawn, and the one with the lowest correlation to the old
-        weights is used. With few categories, a single permutation may keep half of the relation to
-        the old weights, or reverse the relation.
+        Several random permutations are drawn. The permutation with the lowest absolute correlation
+        to the old weights is used. With few categories, a single random permutation can have a high
+        positive or negative correlation.
         """
         shares, old = self.row_shares, self.weights.astype(np.float64)
         best, best_relation = old, np.inf
@@ -296,7 +298,8 @@ class Tables:
     categories: list[CategoryTable]
     """One table per categorical column."""
     interactions: list[tuple[int, int, NDArray[np.float32]]]
-    """Pairs of column positions with their weights [buckets * buckets]."""
+    """Pairs of interacting columns. Each entry has the positions of two columns and a flat array of
+    weights, [buckets * buckets]."""
 
     def draw(self, n: int, random: Generator) -> TableRows:
         """Draw `n` independent rows."""

@@ -1,10 +1,10 @@
 """Provide replayed rows from a simulator or a file of real rows. Both sources can drift on command.
 
-A source returns rows request by request. The module `replay` sends the rows, and `simulation` knows
-the true probabilities. Files are Parquet with the recommender's column names in any order, with or
-without labels. A column may be absent if serving replaces it by a fixed value. `evergreen data
-ingest` converts other files to Parquet and separates malformed rows. Here, the first malformed
-value raises an error that contains its file and row.
+A source returns rows request by request. The module `replay` sends the rows. Simulated rows have
+true click probabilities. Files are Parquet with the recommender's column names in any order, with
+or without labels. A column may be absent if serving replaces it by a fixed value. `evergreen data
+ingest` converts other files to Parquet and separates malformed rows. This module raises an error at
+the first malformed value, with its file and row.
 """
 
 from collections.abc import Iterator, Sequence
@@ -34,7 +34,8 @@ class LabelledRows(NamedTuple):
 
     features: FeatureRows
     label: NDArray[np.int32]
-    """[n] 1 = click. Zeros if labels were not requested."""
+    """Labels, shape [n]: 1 for a click, and 0 for no click. All are 0 if labels were not
+    requested."""
     request: list[str] | None = None
     """Request id of each row. None if request ids were not requested."""
 
@@ -127,7 +128,7 @@ class Request(NamedTuple):
 
     features: FeatureRows
     label: NDArray[np.int32]
-    """[n] 1 = click."""
+    """Labels, shape [n]: 1 for a click, and 0 for no click."""
     probability: NDArray[np.float64] | None
     """True click probabilities, shape [n], or None for real rows."""
 
@@ -176,7 +177,9 @@ class SimulatedTraffic:
         Rows that were drawn in advance are discarded.
         """
         if self._drifted is None:
-            raise ContractError("--drifted-simulator is absent, expected it for drift")
+            raise ContractError(
+                "--drifted-simulator is absent, expected a file, because the traffic has to drift"
+            )
         self._simulator, self._chunk = self._drifted, None
 
     @property
@@ -279,7 +282,10 @@ class FileTraffic:
     def drift(self) -> None:
         """Change the drift columns (see `Traffic.drift`)."""
         if not self._drift_columns:
-            raise ContractError("--drift-columns is empty, expected it for drift")
+            raise ContractError(
+                "--drift-columns is empty, expected at least one column, because the traffic has "
+                "to drift"
+            )
         self._has_drifted = True
 
     @property
@@ -316,7 +322,8 @@ def _is_present(values: NDArray[Any]) -> NDArray[np.bool_]:
 def _mirrored(values: NDArray[Any], counts: NDArray[np.int64]) -> NDArray[Any]:
     """Replace each of the ascending `values` by its mirror image at the median.
 
-    A value with k rows above it is replaced by a value with k rows below it.
+    For example, the highest value becomes the lowest. `counts` has the number of rows of each
+    value.
 
     >>> _mirrored(np.array([0.0, 1.0, 5.0]), np.array([1, 1, 1])).tolist()
     [5.0, 1.0, 0.0]

@@ -21,8 +21,8 @@ OWN_COLUMNS = (
     ),
     *("shadow_version", "shadow_score", "canary"),
 )
-"""Columns of every raw row, whatever its features. A feature may not have the name of one of these
-columns."""
+"""Columns that every raw row has in addition to the features. A feature may not have the name of
+one of these columns."""
 WEIGHT = "sample_weight"
 """Column with the sample weight of each row. A lake has this column if the recommender's file names
 a weight column (`ColumnNames.weight`)."""

@@ -14,15 +14,16 @@ class DriftThresholds:
     """
 
     categorical_drift: float = 0.02
-    """Minimum change of a category's share for a drift of the column. If chance can explain a
-    change, the change is no drift."""
+    """Minimum change of a category's share that counts as drift of a column. If chance can explain
+    a change, the change is no drift."""
     categorical_drift_relative: float = 0.5
     """Minimum change relative to the category's previous share. The effective limit is the smaller
     of this limit and `categorical_drift`, but never below 0.002."""
     numeric_drift: float = 0.003
-    """Minimum bias-corrected Jensen-Shannon divergence, in bits, for a drift of the column."""
+    """Minimum bias-corrected Jensen-Shannon divergence, in bits, that counts as drift of a
+    column."""
     missing_drift: float = 0.02
-    """Minimum change of the share of missing values for a drift of the column."""
+    """Minimum change of the share of missing values that counts as drift of a column."""
     false_discovery_rate: float = 0.05
     """False discovery rate: maximum expected share of false alarms among the columns reported as
     drifted."""

@@ -45,8 +45,9 @@ class ExtractionSettings:
     replay_days: int = 7
     """Number of days from which older rows are drawn for training. They are the newest days before
     the window that have rows. The gate also measures the model on older rows, to show what the
-    model has forgotten. The measurement reads as many older rows as the holdout has, at most
-    100,000, for any `replay_share`. 0 = no older rows are read."""
+    model has forgotten. This measurement reads as many older rows as the holdout has, but at most
+    100,000. The number does not depend on `replay_share`. If the setting is 0, no older rows are
+    read."""
     full_days: float = 0.0
     """Length of the window in days if the run has no parent. The window ends at `window_end`, or
     after the last row. The length applies if the run does not set `window_start`. 0 = the window
@@ -101,7 +102,9 @@ class ExtractionSettings:
         return round(self.attribution_hours * 3_600_000_000)
 
     def num_replayed(self, num_train_rows: int) -> int:
-        """Return how many old rows give the share `replay_share` of all training rows.
+        """Return the number of older rows that a run adds to its training rows.
+
+        The older rows are the share `replay_share` of all training rows.
 
         >>> ExtractionSettings(replay_share=0.2).num_replayed(1000)
         250

@@ -24,7 +24,7 @@ MAX_CATEGORY = 2**52 - 1
 INDICATOR = "{name}/missing"
 """Name of the dense input that indicates whether the feature `name` is missing. No feature's name
 has a slash."""
-_PLACE = "{name}/{number}"
+_POSITION = "{name}/{number}"
 """Column name of one position of the list `name`. Positions are counted from 0."""
 LENGTH = "{name}/length"
 """Name under which the lengths of the list `name` are counted. The elements of the list are counted
@@ -48,35 +48,35 @@ def category_of(text: str) -> int:
     """Return the category of a text: its number if it is a whole number in range, else a hash.
 
     A number must be written as Python prints it. `true` and `false`, in any case, become 1 and 0.
-    Programs write truth values in different cases (`plain_word`). The hash is the upper 52 bits of
+    Programs write booleans in different cases (`lowered_boolean`). The hash is the upper 52 bits of
     the 8-byte BLAKE2b hash of the text. Among a million texts, the probability that two have the
-    same category is 1 in 9,000. `contracts.values.word_of` converts a value of any type to its
-    text.
+    same category is 1 in 9,000. `contracts.values.text_of_value` converts a value of any type to
+    its text.
 
     >>> [category_of(text) for text in ("7", "07", "red", "True", "false")]
     [7, 777266936069733, 244716414365860, 1, 0]
     """
     if _WHOLE.fullmatch(text) and int(text) <= MAX_CATEGORY:
         return int(text)
-    if (word := plain_word(text)) in TRUTH_WORDS:
-        return TRUTH_WORDS.index(word)
+    if (word := lowered_boolean(text)) in BOOLEAN_TEXTS:
+        return BOOLEAN_TEXTS.index(word)
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 12
 
 
-def plain_word(text: str) -> str:
+def lowered_boolean(text: str) -> str:
     """Return `true` or `false` if the text is a boolean in any case, else the text.
 
     Case and spaces around the text do not matter.
 
-    >>> plain_word("TRUE"), plain_word(" False"), plain_word("truth")
+    >>> lowered_boolean("TRUE"), lowered_boolean(" False"), lowered_boolean("truth")
     ('true', 'false', 'truth')
     """
     lowered = text.strip().lower()
-    return lowered if lowered in TRUTH_WORDS else text
+    return lowered if lowered in BOOLEAN_TEXTS else text
 
 
-TRUTH_WORDS = ("false", "true")
-"""Canonical spelling of each truth value as a text."""
+BOOLEAN_TEXTS = ("false", "true")
+"""Canonical text of False and of True."""
 _WHOLE = re.compile(r"0|[1-9][0-9]{0,15}", re.ASCII)
 
 
@@ -90,7 +90,7 @@ class CategoricalOptions:
 
     type: Literal["int64", "string"] = "int64"
     """`int64`: whole numbers of 64 bits, signed or unsigned. `string`: texts, including texts that
-    are whole numbers. `true` and `false` in any case are the truth values in both types. A number
+    are whole numbers. `true` and `false` in any case are the booleans in both types. A number
     from 0 to 2^52 - 1 is its own category, even if it is written as text. Any other value is hashed
     to 52 bits."""
     served_as: int | str | None = None
@@ -126,10 +126,11 @@ class ListOptions:
     """Maximum number of elements per row. If a list is longer, `keep` decides which elements are
     dropped."""
     keep: Literal["newest", "oldest"] = "newest"
-    """Which elements of a longer list are used: the last ones (`newest`) or the first ones
+    """Elements of a longer list that are used: the last ones (`newest`) or the first ones
     (`oldest`)."""
     pool: Literal["mean", "sum"] = "mean"
-    """How the vectors of a row's elements are combined. The vector of an empty list is zero."""
+    """Function that combines the vectors of a row's elements. The vector of an empty list is
+    zero."""
     table: str | None = None
     """Categorical feature whose vocabulary and embedding vectors the list uses. If no table is
     named, the list has its own vocabulary and vectors."""
@@ -150,13 +151,11 @@ class ListOptions:
         _require_width(self.embed)
         if self.table is not None and self.embed is not None:
             raise ContractError(
-                f"embed is {self.embed} beside table {self.table!r}, expected the table's embed "
-                "alone"
+                f"embed is {self.embed}, expected none, because table {self.table!r} has an embed"
             )
         if self.table is not None and self.type != _LIST_TYPE:
             raise ContractError(
-                f"type is {self.type!r} beside table {self.table!r}, expected the table's type "
-                "alone"
+                f"type is {self.type!r}, expected none, because table {self.table!r} has a type"
             )
 
 
@@ -244,8 +243,8 @@ class NumericOptions:
             self._expect_buckets(kinds)
         elif self.embed is not None:
             raise ContractError(
-                f"embed is {self.embed} without quantile_buckets, expected none: a number has no "
-                "vector"
+                f"embed is {self.embed}, expected no embed without quantile_buckets, because only "
+                "buckets have vectors"
             )
         if [kind for kind in _STEPS if kind in kinds] != kinds:
             raise ContractError(
@@ -419,7 +418,7 @@ class Features:
 
     @property
     def columns(self) -> dict[str, list[str]]:
-        """Return the names of the columns that tensors and records have.
+        """Return the column names of the input tensors and of the log records.
 
         The names are grouped by kind, for JSON. Each position of a list is one column.
         """
@@ -430,7 +429,7 @@ class Features:
         return self.numeric_options.get(name, _NUMERIC_DEFAULTS)
 
     @property
-    def words(self) -> tuple[str, ...]:
+    def string_features(self) -> tuple[str, ...]:
         """Return the categorical features and the lists whose values are strings.
 
         See `CategoricalOptions`.
@@ -480,7 +479,7 @@ class Features:
 
         Features with a fixed served value may be absent.
         """
-        served = {self.categorical[place] for place in self.served_as}
+        served = {self.categorical[position] for position in self.served_as}
         return tuple(name for name in self.names if name not in served)
 
     @property
@@ -519,7 +518,7 @@ class Features:
 
     @property
     def id_positions(self) -> FeaturePositions:
-        """Return `places` extended by one position for each bucketed feature.
+        """Return `positions` extended by one position for each bucketed feature.
 
         >>> options = {"price": NumericOptions(transform=("quantile_buckets(8)",))}
         >>> features = Features(numeric=("price",), categorical=("item",), numeric_options=options)
@@ -550,7 +549,7 @@ class Features:
     def position_names(self) -> tuple[str, ...]:
         """Return the name of the tensor column at each position of the categorical axis."""
         return self.categorical + tuple(
-            place for name in self.lists for place in self.positions_of(name)
+            column for name in self.lists for column in self.positions_of(name)
         )
 
     @property
@@ -561,11 +560,11 @@ class Features:
         )
 
     def positions_of(self, name: str) -> tuple[str, ...]:
-        """Return the column names of a list (see `_PLACE`), or a categorical feature's name."""
+        """Return the column names of a list (see `_POSITION`), or a categorical feature's name."""
         if name in self.categorical:
             return (name,)
         return tuple(
-            _PLACE.format(name=name, number=i) for i in range(self.list_options_of(name).max)
+            _POSITION.format(name=name, number=i) for i in range(self.list_options_of(name).max)
         )
 
     def list_options_of(self, name: str) -> ListOptions:
@@ -610,11 +609,11 @@ class Features:
             ContractError: a column has another kind or other options than in the parent, or no
                 column of the parent remains.
         """
-        kept = [name for name in self.names if name in before.names]
+        common = [name for name in self.names if name in before.names]
         kinds = ("numeric", "categorical", "lists")
         other_kind = [
             n
-            for n in kept
+            for n in common
             if any((n in getattr(self, k)) != (n in getattr(before, k)) for k in kinds)
         ]
         options, options_before = (
@@ -622,15 +621,15 @@ class Features:
             for each in (self, before)
         )
         other_options = [
-            n for n in kept if n not in other_kind and options.get(n) != options_before.get(n)
+            n for n in common if n not in other_kind and options.get(n) != options_before.get(n)
         ]
         differences = {"change the kind of": other_kind, "change the options of": other_options}
-        said = [f"{verb} {names}" for verb, names in differences.items() if names]
-        if not kept:
-            said = [f"have none of {list(before.names)}"]
-        if said:
+        changes = [f"{verb} {names}" for verb, names in differences.items() if names]
+        if not common:
+            changes = [f"have none of {list(before.names)}"]
+        if changes:
             raise ContractError(
-                f"features of this run {' and '.join(said)}, expected those of the parent "
+                f"features of this run {' and '.join(changes)}, expected those of the parent "
                 f"{parent}; to train "
                 f"from scratch, {run_again(self._from_scratch(before))}"
             )
@@ -641,25 +640,25 @@ class Features:
         If the champion cannot score rows with these features, the flags also skip the comparison
         with the champion.
         """
-        return FROM_SCRATCH if self.places_lost(before) else "-p parent=none"
+        return FROM_SCRATCH if self.missing_columns(before) else "-p parent=none"
 
-    def places_lost(self, other: "Features") -> list[str]:
-        """Return the tensor columns of `other` that are missing in rows with these features.
+    def missing_columns(self, other: "Features") -> list[str]:
+        """Return the tensor columns that `other` has and `self` lacks.
 
-        If `self` and `other` keep different elements of a list, all columns of the list are
+        If the options of a list differ in the selected elements, all columns of the list are
         returned.
         """
-        lost = [name for name in other.numeric if name not in self.numeric]
-        for name, place in zip(other.position_features, other.position_names):
+        missing = [name for name in other.numeric if name not in self.numeric]
+        for name, column in zip(other.position_features, other.position_names):
             counted = [
                 (each.max, each.keep)
                 for each in (self.list_options_of(name), other.list_options_of(name))
             ]
-            if place not in self.position_names or (
+            if column not in self.position_names or (
                 name in other.lists and counted[0] != counted[1]
             ):
-                lost.append(place)
-        return lost
+                missing.append(column)
+        return missing
 
     def joined(self, other: "Features") -> "Features":
         """Return the features of `self` and `other` together.

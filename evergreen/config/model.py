@@ -30,9 +30,9 @@ class NetworkConfig:
     takes_widths: ClassVar[bool] = False
     """Whether the vectors of a row may have different widths."""
     fresh_vectors: ClassVar[float] = 1.0
-    """Bound of the values of a new vector, in units of 1/sqrt(rows of its slot). The bound is 1 in
-    HugeCTR. Networks that multiply vectors use smaller bounds, because products of large random
-    values are noise that training must first remove."""
+    """Upper limit for the random values of a new vector, multiplied by the square root of the
+    slot's size. The bound is 1 in HugeCTR. Networks that multiply vectors use smaller bounds,
+    because products of large random values are noise that training must first remove."""
     takes_new_vectors_at_zero: ClassVar[bool] = False
     """Whether new vectors must start at zero when a column is added to a trained network. Set this
     to True if other vectors would change the network's logits. If False, the weights of the added
@@ -59,12 +59,12 @@ class NetworkConfig:
         _require_at_least(1, "embedding_dim", self.embedding_dim)
         if self.widths and (len(self.widths) != self.num_categorical or min(self.widths) < 1):
             raise ContractError(
-                f"widths are {self.widths}, expected {self.num_categorical} of at least 1"
+                f"widths are {self.widths}, expected {self.num_categorical} widths, each at least 1"
             )
         if self.widths and not self.takes_widths:
             raise ContractError(
-                f"widths are {self.widths}, expected one width for all vectors: {self.network} "
-                "multiplies them"
+                f"widths are {self.widths}, expected no widths, because {self.network} needs "
+                "vectors of one width"
             )
         if not self.tower or min(self.tower) < 1:
             raise ContractError(f"tower is {self.tower}, expected one or more widths of at least 1")
@@ -100,7 +100,8 @@ class NetworkConfig:
             dense: Names of a row's dense values, [num_dense].
 
         Returns:
-            For each parameter, the number of an axis, and the column of each position on this axis.
+            A pair for each parameter. The first element is the number of the axis that depends on
+            the columns. The second element names the column of each position on this axis.
         """
         raise NotImplementedError
 
@@ -136,7 +137,7 @@ class DcnConfig(NetworkConfig):
     def column_axes(
         self, vectors: Sequence[str], dense: Sequence[str]
     ) -> dict[str, tuple[int, list[Hashable]]]:
-        """Return the parameters that have an axis with one position per value of x0.
+        """Return the parameters whose size depends on the number of values of x0.
 
         See `NetworkConfig.column_axes`.
         """
@@ -159,7 +160,10 @@ class DeepFmConfig(NetworkConfig):
     takes_new_vectors_at_zero = True
 
     def __post_init__(self) -> None:
-        """Refuse vectors with fewer than two values, for the first-order weight and a factor."""
+        """Refuse an `embedding_dim` below 2.
+
+        The first value of a vector is the first-order weight, and the other values are the factor.
+        """
         super().__post_init__()
         _require_at_least(2, "embedding_dim", self.embedding_dim)
 
@@ -188,11 +192,9 @@ class DlrmConfig(NetworkConfig):
         super().__post_init__()
         if self.num_categorical + bool(self.num_dense) < 2:
             raise ContractError(
-                f"num_categorical is {self.num_categorical} and num_dense {self.num_dense}, "
-                "expected two categorical "
-                "columns, or one beside numeric ones: dlrm multiplies pairs of vectors, and all "
-                "numeric columns "
-                "together are one"
+                f"num_categorical is {self.num_categorical} and num_dense is {self.num_dense}, "
+                "expected at least two vectors for dlrm: one for each categorical column, and one "
+                "for all numeric columns together"
             )
 
     def column_axes(
@@ -253,15 +255,15 @@ def network_config(recommender: Recommender) -> NetworkConfig:
     if len(set(widths.values())) > 1:
         if not kind.takes_widths:
             name = next(name for name, width in widths.items() if width != usual.embedding_dim)
-            place = next(
-                kind
-                for kind in ("numeric", "categorical", "lists")
-                if name in getattr(features, kind)
+            group = next(
+                group
+                for group in ("numeric", "categorical", "lists")
+                if name in getattr(features, group)
             )
             raise ContractError(
-                f"features.{place}.{name}.embed is {widths[name]}, expected {usual.embedding_dim}, "
-                "the model's "
-                f"embedding_dim: model.kind {kind.network} multiplies vectors with each other"
+                f"features.{group}.{name}.embed is {widths[name]}, expected the model's "
+                f"embedding_dim ({usual.embedding_dim}), because model.kind {kind.network} needs "
+                "vectors of one width"
             )
         return replace(usual, widths=tuple(widths.values()))
     return replace(usual, embedding_dim=next(iter(widths.values()), usual.embedding_dim))

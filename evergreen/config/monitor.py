@@ -1,4 +1,4 @@
-"""The section `monitor`: the rows to compare, the meaning of drift, and when a run is requested.
+"""The section `monitor`: compared rows, drift thresholds, and conditions for a run.
 
 The settings are divided into classes by concern. In a recommender's file, the settings of all
 concerns form one flat list.
@@ -35,8 +35,8 @@ class EvaluationSettings:
     """Event time between two decision points, in seconds. Decision points are the multiples of this
     interval."""
     drift_grace_seconds: float = 60.0
-    """Grace period for late predictions, in seconds. Drift buckets are evaluated, and the serving
-    version is determined, only after this period."""
+    """Grace period for late predictions, in seconds. After this period, drift buckets are evaluated
+    and the version that served them is determined."""
 
     def __post_init__(self) -> None:
         expect(self, "at least 1", lambda value: value >= 1, "window_rows")
@@ -64,8 +64,8 @@ def policy_names(text: str) -> list[str]:
     names = split_names(text)
     if set(names) - set(POLICY_NAMES) or len(set(names)) < len(names):
         raise ContractError(
-            f"policies is {text!r}, expected some of {', '.join(POLICY_NAMES)}, by commas, each "
-            "once"
+            f"policies is {text!r}, expected one or several of {', '.join(POLICY_NAMES)}, "
+            "separated by commas and without repetition"
         )
     return names
 
@@ -102,8 +102,8 @@ class PolicySettings:
     completely below this value. 0 = not set. The policy `threshold` needs a value, because a
     suitable AUC depends on the task."""
     sequential_alpha: float = 0.01
-    """Maximum probability of any false alarm between two changes. The bound covers all event time
-    between two changes, and all versions released in between."""
+    """Maximum probability of any false alarm between two changes. The limit applies to the whole
+    time between two changes, however many versions are released."""
     sequential_tolerance: float = 0.02
     """The live AUC counts as drift if it is more than this tolerance below the lower end of the
     gate's interval. The tolerance allows for differences between served rows and the gate's rows.
@@ -113,19 +113,19 @@ class PolicySettings:
     drift_columns: int = 1
     """Minimum number of drifted columns in a drifted bucket."""
     max_serving_seconds: float = 7 * 86_400.0
-    """Maximum serving time of a version in seconds. If a version serves for a longer time, the
-    policy `schedule` requests a run."""
+    """Maximum serving time of a version in seconds. After this time, the policy `schedule` requests
+    a run."""
 
     def __post_init__(self) -> None:
         if self.notify_only and not set(split_names(self.notify_only)) <= set(POLICY_NAMES):
             raise ContractError(
-                f"notify_only is {self.notify_only!r}, expected some of {', '.join(POLICY_NAMES)}, "
-                "by commas"
+                f"notify_only is {self.notify_only!r}, expected one or several of "
+                f"{', '.join(POLICY_NAMES)}, separated by commas"
             )
         if "threshold" in policy_names(self.policies) and not self.auc_threshold:
             raise ContractError(
-                f"policies is {self.policies!r} without auc_threshold, expected an AUC for policy "
-                "threshold, which depends on the task; policy sequential needs none"
+                f"policies is {self.policies!r} but auc_threshold is not set, expected the minimum "
+                "AUC for policy threshold; policy sequential needs no auc_threshold"
             )
         counts = ("min_clicks", "consecutive_breaches", "drift_buckets", "drift_columns")
         expect(self, "at least 1", lambda value: value >= 1, *counts)

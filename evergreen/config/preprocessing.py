@@ -27,9 +27,9 @@ class PreprocessingSettings:
     """A category loses its id or its count if it occurs in no window for this number of days. 0 =
     categories never expire."""
     max_candidates: int = 1_000_000
-    """Maximum candidates per column. A candidate is a category without an id, whose count is saved
-    for the next run. The least frequent categories are dropped first. If counts are equal, the
-    categories that occurred longest ago are dropped first, and then the categories with higher
+    """Maximum number of candidates per column. A candidate is a category without an id, whose count
+    is saved for the next run. The least frequent categories are dropped first. If counts are equal,
+    the categories that occurred longest ago are dropped first, and then the categories with higher
     numbers. A category needs 24 bytes of memory."""
     partition_rows: int = 250_000
     """Rows that a process has in memory at a time, and rows per output file. A Parquet row group

@@ -61,9 +61,9 @@ def flat_settings(kind: Any) -> dict[str, Setting]:
 
 
 def flat_values(settings: Any) -> dict[str, Any]:
-    """Return the values of a section and of the sections that it contains, by name.
+    """Return a mapping from names to values for a section and its nested sections.
 
-    `make_settings` accepts them.
+    `make_settings` accepts this mapping.
     """
     values: dict[str, Any] = {}
     for field in dataclasses.fields(settings):
@@ -73,7 +73,9 @@ def flat_values(settings: Any) -> dict[str, Any]:
 
 
 def make_settings(kind: type[S], /, **values: Any) -> S:
-    """Return a section from values by name. The values must already have the types of the fields.
+    """Build a section of the settings from keyword arguments.
+
+    The values must already have the types of the fields.
 
     A setting without a value gets its default.
 
@@ -99,7 +101,7 @@ def make_settings(kind: type[S], /, **values: Any) -> S:
 
 
 def read_mapping(kind: type[S], values: Mapping[str, Any], *, path: str) -> S:
-    """Return a section from the values of YAML or JSON.
+    """Build a section of the settings from a YAML or JSON mapping.
 
     A list becomes a tuple, and an integer becomes a float, if the setting has that type.
 
@@ -162,14 +164,14 @@ def _described(
         value = value[int(step) if isinstance(value, (list, tuple)) else step]
         hint = _inner(hint, step)
     if isinstance(error.__cause__, ContractError):
-        said = str(error.__cause__)
-        begins = re.match(r"(\w+)(?: (?:is|has|holds|clips) |: )", said)
+        message = str(error.__cause__)
+        begins = re.match(r"(\w+)(?: (?:is|has|holds|clips) |: )", message)
         names = (
             [each.name for each in dataclasses.fields(hint)]
             if dataclasses.is_dataclass(hint)
             else []
         )
-        return f"{path}.{said}" if begins and begins[1] in names else f"{path}: {said}"
+        return f"{path}.{message}" if begins and begins[1] in names else f"{path}: {message}"
     if missing := re.fullmatch(r"Object missing required field `(\w+)`", problem):
         return f"{path}.{missing[1]} is missing, expected a value"
     if typing.get_origin(hint) is typing.Literal:
@@ -197,8 +199,8 @@ def add_flags(
         parser: The parser.
         kind: The section.
         prefix: Text before the name in each flag, such as `triton_`.
-        variables: Prefix of the environment variables with the defaults, for the help text. Empty =
-            the flags have no variables.
+        variables: Prefix of the environment variables with the defaults, for the help text. If
+            empty, the help text names no environment variables.
     """
     for name, setting in flat_settings(kind).items():
         default = (
@@ -214,7 +216,7 @@ def add_flags(
                 flag, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=text
             )
         else:
-            shown = _bare(setting.type).__name__.upper()
+            shown = _plain_type(setting.type).__name__.upper()
             parser.add_argument(flag, default=argparse.SUPPRESS, metavar=shown, help=text)
 
 
@@ -278,7 +280,7 @@ def read_environment(
 
 
 def read_query(kind: type[S], options: Mapping[str, str], *, source: str) -> S:
-    """Return a section from the options of a URL.
+    """Build a section of the settings from the query options of a URL.
 
     Args:
         kind: The section.
@@ -306,7 +308,7 @@ def read_query(kind: type[S], options: Mapping[str, str], *, source: str) -> S:
 def read_settings(
     kind: type[S], arguments: argparse.Namespace, *, environment: Mapping[str, str], prefix: str
 ) -> S:
-    """Return a section from parsed flags and environment variables.
+    """Build a section of the settings from parsed flags and environment variables.
 
     A flag takes precedence over the variable of the same setting.
 
@@ -382,7 +384,7 @@ def _converted(text: str, hint: Any, name: str) -> Any:
         hint: Type of the setting.
         name: Name of the flag, variable or option with this text, for error messages.
     """
-    kind = _bare(hint)
+    kind = _plain_type(hint)
     if kind is bool:
         if text.lower() not in ("true", "false"):
             raise ContractError(f"{name} is {text!r}, expected true or false")
@@ -393,7 +395,7 @@ def _converted(text: str, hint: Any, name: str) -> Any:
         raise ContractError(f"{name} is {text!r}, expected {kind.__name__}") from error
 
 
-def _bare(hint: Any) -> type[Any]:
+def _plain_type(hint: Any) -> type[Any]:
     """Return the type to which a text is converted, such as `Path` for `Path | None`."""
     (kind,) = (each for each in typing.get_args(hint) or (hint,) if each is not type(None))
     return typing.cast("type[Any]", kind)

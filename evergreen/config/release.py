@@ -11,9 +11,9 @@ from evergreen.runtime.errors import ContractError, expect
 
 FLOAT32, _FLOAT16, INT8 = TABLE_TYPES = ("float32", "float16", "int8")
 AUTO, FULL, CANARY, SHADOW, UNRELEASED = ROLLOUTS = ("auto", "full", "canary", "shadow", "none")
-"""How an accepted model gets its traffic: all at once, a growing share, or none while its scores
-are logged. With `auto`, a model is released in full after a pass, or if no version is live. With
-`auto`, the model becomes a canary if the gate was inconclusive. With `none`, the model is
+"""Ways in which an accepted model gets its traffic: all at once, a growing share, or none while its
+scores are logged. With `auto`, a model is released in full after a pass, or if no version is live.
+With `auto`, the model becomes a canary if the gate was inconclusive. With `none`, the model is
 registered but not deployed."""
 _MAX_INSTANCES = 64
 _MAX_QUEUED = 1_000_000
@@ -40,9 +40,10 @@ class ServingSettings:
     warmup_rows: int = 4
     """Golden rows that the model must answer before it reports ready. 0 = none."""
     max_queued_requests: int | None = None
-    """Maximum waiting requests. A request beyond this limit is rejected at once. 0 = no limit. If
-    absent, 512 with server `onnxruntime` and no limit with `python`, because the laptop's Triton
-    2.51 stalls if a queue has a limit ([more](../guides/serve.md#stalls-of-limited-queues))."""
+    """Maximum waiting requests. A request beyond this limit is rejected at once. 0 = no limit. The
+    default is 512 for server `onnxruntime`. Server `python` has no limit by default, because the
+    laptop's Triton 2.51 stalls if a queue has a limit
+    ([more](../guides/serve.md#stalls-of-limited-queues))."""
     queue_timeout_microseconds: int | None = None
     """Maximum wait in the queue. Triton checks the queue every half second, so a rejection may come
     up to half a second later. 0 = no limit. If absent, 5,000,000 with server `onnxruntime` and no
@@ -98,7 +99,7 @@ class TableSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class BakingSettings:
-    """How long a new version is watched after its release, and what rolls it back.
+    """Settings for watching a new version, and limits that cause a rollback.
 
     Raises:
         ContractError: a value is outside the range in `_BOUNDS`.
@@ -128,9 +129,9 @@ class BakingSettings:
     max_failure_margin: float = 0.01
     """Maximum increase of the rate of failed requests, compared with the predecessor."""
     max_latency_ratio: float = 2.0
-    """Maximum ratio of the mean time in the model to the predecessor's mean time."""
+    """Maximum ratio of the mean inference time to the predecessor's mean time."""
     max_p99_ratio: float = 3.0
-    """Maximum ratio of the time in the model to the predecessor's time, both at the 99th
+    """Maximum ratio of the inference time to the predecessor's time, both at the 99th
     percentile."""
     max_reloads: int = 2
     """Maximum number of reloads of the version. A server reloads a version if its answers are wrong
@@ -164,7 +165,7 @@ _BOUNDS = (
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutSettings(TableSettings, ServingSettings, BakingSettings):
-    """How a model is rolled out and served, and what rolls it back.
+    """Settings of the rollout, the serving and the baking of a model.
 
     Raises:
         ContractError: the rollout is unknown, or no server supports the value of a serving setting.
@@ -172,10 +173,10 @@ class RolloutSettings(TableSettings, ServingSettings, BakingSettings):
 
     rollout: str = AUTO
     """Way in which an accepted model gets its traffic. `full` sends all traffic at once and
-    requires that the gate passed. `canary` sends a small share first, which grows while the version
-    does no worse. `shadow` scores live requests and logs the scores, but serves nothing. `none`
-    only registers the model, which a person can promote later. `auto` means `full` if the gate
-    passed or no version is live, and `canary` if the gate was inconclusive."""
+    requires that the gate passed. `canary` first sends a small share, which grows if the version is
+    not worse than the live version. `shadow` scores live requests and logs the scores, but serves
+    nothing. `none` only registers the model, which a person can promote later. `auto` means `full`
+    if the gate passed or no version is live, and `canary` if the gate was inconclusive."""
 
     def __post_init__(self) -> None:
         for kind in (TableSettings, ServingSettings, BakingSettings):

@@ -25,8 +25,8 @@ _SECTION_CLASSES: dict[str, type[Any]] = {
     "gate": GateSettings,
     "release": RolloutSettings,
 }
-"""Dataclass of each section that consists of a single dataclass. The class of `model` depends on
-its `kind` (`evergreen.config.model`), and `monitor` has several classes
+"""Sections whose settings are in a single dataclass, with this dataclass. The class of `model`
+depends on its `kind` (`evergreen.config.model`), and `monitor` has several classes
 (`evergreen.config.monitor.own_parts`)."""
 
 

@@ -75,8 +75,8 @@ class Recommender:
             )
         if self.data.label in self.features.names:
             raise ContractError(
-                f"feature {self.data.label!r} is the label, expected features known before the "
-                "label"
+                f"feature {self.data.label!r} is the label, expected only features that are known "
+                "before the label"
             )
         if self.data.weight is not None and (
             taken := sorted({self.data.weight, WEIGHT} & set(self.features.names))

@@ -21,9 +21,9 @@ class SolverSettings:
     settings of HugeCTR: `passes` replaces `max_iter` and `num_epochs`, `checkpoint_minutes`
     replaces `snapshot`, and `precision="tf32"` replaces `enable_tf32_compute`. `TrainingSettings`
     also has HugeCTR's `batchsize`, `lr` and `seed`. `eval_interval` is not needed, because training
-    itself scores the last tenth of the rows. `metrics_spec` would stop training at an AUC.
-    `metrics_spec` is not needed, because the number of passes is fixed. `vvgpu` is set to the GPUs
-    of the step. Any other argument of `CreateSolver` has HugeCTR's default.
+    itself scores the last tenth of the rows. `metrics_spec` would stop the training when the AUC
+    reaches a limit. `metrics_spec` is not needed, because the number of passes is fixed. `vvgpu` is
+    set to the GPUs of the step. Any other argument of `CreateSolver` has HugeCTR's default.
     """
 
     prove_restores: bool = True
@@ -60,11 +60,11 @@ class TrainingSettings:
     """Learning rate of Adam, for dense parameters and embeddings, at the start of a first model. An
     incremental run multiplies the learning rate by a factor from `round_rates`."""
     round_rates: tuple[float, ...] = (0.1, 1.5)
-    """Factors of the learning rate. An incremental run tries each factor. A factor replaces an
-    earlier factor only if its result is better by more than a standard error. On 20,000 rows of
-    unchanged traffic, the factor 0.1 gained 0.002 AUC and the factor 1.5 lost 0.006. If the newest
-    third of the rows has changed, the factor 0.1 recovers 26 % of the lost AUC and the factor 1.5
-    recovers 78 %."""
+    """Factors by which the learning rate is multiplied. An incremental run tries each factor. A
+    factor replaces an earlier factor only if the result is better by more than a standard error. On
+    20,000 rows of unchanged traffic, factor 0.1 raised the AUC by 0.002, and factor 1.5 lowered it
+    by 0.006. On traffic that changed in the newest third of the rows, factor 0.1 recovered 26 % of
+    the lost AUC, and factor 1.5 recovered 78 %."""
     beta1: float = 0.9
     """Decay of Adam's mean of gradients, per step."""
     beta2: float = 0.999
@@ -73,16 +73,16 @@ class TrainingSettings:
     """Constant that is added to the square root of Adam's second moment. The moment has no bias
     correction, as in HugeCTR."""
     batch_size: int = 2048
-    """Maximum rows per optimizer step. A step has fewer rows if a pass would otherwise have fewer
-    than `min_steps` steps."""
+    """Maximum number of rows per optimizer step. A step has fewer rows if a pass would otherwise
+    have fewer than `min_steps` steps."""
     min_steps: int = 600
-    """Minimum optimizer steps in a pass, unless batches would become smaller than `min_batch_size`.
-    Each row is used once per pass. A short window therefore needs enough steps to change the
-    weights."""
+    """Minimum number of optimizer steps in a pass, unless batches would become smaller than
+    `min_batch_size`. Each row is used once per pass. A short window therefore needs enough steps to
+    change the weights."""
     min_batch_size: int = 16
-    """Minimum rows per optimizer step, unless `batch_size` is smaller. A window of a few hundred
-    rows gets fewer steps than `min_steps`, because smaller batches would follow the noise of single
-    rows."""
+    """Minimum number of rows per optimizer step, unless `batch_size` is smaller. A window of a few
+    hundred rows gets fewer steps than `min_steps`, because smaller batches would follow the noise
+    of single rows."""
     passes: int = 1
     """Number of passes over the training rows."""
     seed: int = 42

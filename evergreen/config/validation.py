@@ -19,7 +19,7 @@ from typing import Any
 from evergreen.config.drift import DriftThresholds
 from evergreen.runtime.errors import ContractError
 
-_LEAST_ONE = ("click_rate_factor", "range_factor")
+_AT_LEAST_ONE = ("click_rate_factor", "range_factor")
 _SHARED = frozenset(each.name for each in fields(DriftThresholds))
 
 
@@ -36,8 +36,8 @@ class ValidationSettings(DriftThresholds):
     "warn"}`."""
 
     mean_drift: float = 0.1
-    """Minimum shift of a numeric column's mean that counts as drift, in standard deviations of the
-    bucket number."""
+    """Minimum shift of a numeric column's mean that counts as drift, in standard deviations. Each
+    value is represented by the number of its histogram bucket."""
     new_value_share: float = 0.05
     """Maximum share of rows whose category is unknown to the champion. Validation reports a larger
     share as a finding."""
@@ -67,10 +67,10 @@ class ValidationSettings(DriftThresholds):
                 and not isinstance(value, bool)
                 and math.isfinite(value)
             )
-            if name in _LEAST_ONE and not (is_number and value >= 1):
+            if name in _AT_LEAST_ONE and not (is_number and value >= 1):
                 raise ContractError(f"{name} is {value!r}, expected a finite number of at least 1")
             may_be_zero = name == "max_quarantined_fraction"
-            if name not in _LEAST_ONE and not (
+            if name not in _AT_LEAST_ONE and not (
                 is_number and 0 <= value <= 1 and (value or may_be_zero)
             ):
                 raise ContractError(f"{name} is {value!r}, expected a number in (0, 1]")

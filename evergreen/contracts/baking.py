@@ -1,4 +1,4 @@
-"""The baking of a new version: how long it is watched, what rolls it back, and the findings.
+"""Baking, which is the monitoring of a new version for some time after its release.
 
 The limits are in the recommender's file (section `release`). The monitor compares live traffic with
 these limits. The release controller compares the servers' counters with the limits, and can roll a
@@ -20,8 +20,8 @@ evidence, even if it is a large share of all rows."""
 MIN_UNUSABLE_REQUESTS = 50
 """Minimum number of distinct requests that have rows without a usable score."""
 MIN_UNUSABLE_SECONDS = 30.0
-"""Minimum time in seconds from the first to the last request that has a row without a usable score.
-A few forged messages usually span a shorter time."""
+"""Minimum time in seconds between the first and the last request with unusable scores. A few forged
+messages usually span a shorter time."""
 UNUSABLE_REQUESTS = "unusable_requests"
 """Key of `Findings.numbers`. The value is the number of requests without a usable score. The
 servers must have counted at least this number of requests."""

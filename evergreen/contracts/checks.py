@@ -16,7 +16,7 @@ PASS, WARN, INCONCLUSIVE, FAIL = RESULTS = ("pass", "warn", "inconclusive", "fai
 _NUM_NAMED = 4
 """Maximum number of checks that a headline names for each result."""
 AT_LEAST, AT_MOST, BELOW, WITHIN_FACTOR = "at least", "at most", "below", "within a factor of"
-"""How a value is compared with its limit."""
+"""Comparison of a value with its limit."""
 
 
 _T = TypeVar("_T", bound="Check")
@@ -37,7 +37,7 @@ class Check:
     limit: float | None = None
     """Value at which the result of the check changes. None if the check has no limit."""
     bound: str = AT_LEAST
-    """How the value is compared with the limit, such as `at least`."""
+    """Comparison of the value with the limit, such as `at least`."""
     is_difference: bool = False
     """Whether the value is the difference between two models. A difference is printed with its
     sign."""
@@ -72,8 +72,9 @@ class Check:
 class RuleCheck(Check):
     """Result of a validation rule for one column, or for the data set.
 
-    The action decides the result: `block` fails, `warn`, `notify` and `quarantine` warn, and `info`
-    passes. A rule that found nothing has one check, which passes.
+    The result follows from the rule's action. For `block`, the check fails. For `warn`, `notify`
+    and `quarantine`, it is a warning. For `info`, the check passes. A rule without a finding has
+    one check, which passes.
     """
 
     rule: str
@@ -188,7 +189,7 @@ def _number_text(check: Check, value: float | None = None) -> str:
 def _estimate(check: Check, first: str) -> str:
     """Return the name, the value and the interval of a check as text.
 
-    If the check is a difference whose name starts with `first`, the text omits `first` and the
+    For a difference whose name starts with `first`, the returned text omits `first` and the
     interval.
     """
     if check.is_difference and check.name != first and check.name.startswith(f"{first} "):

@@ -7,17 +7,18 @@ A list of k >= 2 rows has k - 1 pairs of neighbours. With probability `share`, o
 chosen at random, and its rows are swapped. If no pair is swapped, the list is shown in the order of
 its scores.
 
-The propensity of a row is the probability of the position where it was shown:
-- share / (k - 1), if the row belongs to the swapped pair.
-- 1 - share / (k - 1), if the row is at an end of the list and not swapped.
-- 1 - 2 share / (k - 1), if the row is inside the list and not swapped.
+The propensity of a row is the probability of the position where it was shown. Three cases are
+possible:
+- If the row belongs to the swapped pair, the propensity is share / (k - 1).
+- If the row is at an end of the list and not swapped, the propensity is 1 - share / (k - 1).
+- If the row is inside the list and not swapped, the propensity is 1 - 2 * share / (k - 1).
 
 If `share` is below 1/2, each swapped row has a propensity below 1/2, and each other row has a
 propensity above 1/2. The propensities alone therefore identify the swapped pair and the value of
 `share`.
 
-Swaps of neighbours are the least visible exploration that can measure the value of a ranking.
-See FairPairs (Radlinski and Joachims 2006, AAAI) and swap interventions (Joachims, Swaminathan and
+Swaps of neighbours are the least visible exploration that can measure the value of a ranking. See
+FairPairs (Radlinski and Joachims 2006, AAAI) and swap interventions (Joachims, Swaminathan and
 Schnabel 2017, WSDM).
 """
 

@@ -39,7 +39,9 @@ def listed_files(folder: Path) -> list[Path]:
         raise ContractError(f"file list {path} cannot be read: {error}") from error
     files = [folder / Path(line).name for line in lines if line.strip()]
     if not count.strip().isdigit() or int(count) != len(files):
-        raise ContractError(f"file list {path} announces {count!r} files and names {len(files)}")
+        raise ContractError(
+            f"file list {path} names {len(files)} files, expected {count!r} as in its first line"
+        )
     if absent := [file.name for file in files if not file.is_file()]:
         raise ContractError(f"{folder} lacks the listed files {absent}")
     return files

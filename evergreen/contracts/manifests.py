@@ -49,8 +49,8 @@ class Manifest:
         """Return the manifest at `path`.
 
         Raises:
-            ContractError: the file is absent, not JSON, of another kind or format version, does not
-                match its checksum, or has missing or unknown fields.
+            ContractError: The file is absent or is not JSON. Or the kind, the format version, the
+                checksum or the fields of the manifest are wrong.
         """
         return cls.loads(read_content(path), source=str(path))
 
@@ -111,9 +111,8 @@ def parse_document(content: bytes, *, kind: str, version: int, source: str) -> d
     whole = {"kind": kind, "format_version": version, **document}
     if expected is not None and expected != (found := _crc32(whole)):
         raise ContractError(
-            f"{source} has {_CHECKSUM} {found}, expected {expected!r}: it was corrupted, or edited "
-            "without removing "
-            f"its key {_CHECKSUM}"
+            f"{source} has {_CHECKSUM} {found}, expected {expected!r}; the file is corrupt, or a "
+            f"person edited it and did not remove the key {_CHECKSUM}"
         )
     return document
 
@@ -146,14 +145,17 @@ def _from_fields(kind: type[_T], values: dict[str, Any], *, source: str) -> _T:
     if wrong := (values.keys() - known) | (required - values.keys()):
         raise ContractError(f"{source} has unknown or missing fields {sorted(wrong)}")
     types = get_type_hints(kind)
-    made = {name: _nested(types[name], value, f"{source} {name}") for name, value in values.items()}
+    made = {
+        name: _convert_nested(types[name], value, f"{source} {name}")
+        for name, value in values.items()
+    }
     try:
         return kind(**made)
     except ContractError as error:
         raise ContractError(f"{source}: {error}") from error
 
 
-def _nested(annotation: Any, value: Any, source: str) -> Any:
+def _convert_nested(annotation: Any, value: Any, source: str) -> Any:
     """Convert `value` to the dataclass in `annotation`, or to a list or mapping of that dataclass.
 
     If `annotation` contains no dataclass, `value` is returned unchanged.
@@ -166,10 +168,11 @@ def _nested(annotation: Any, value: Any, source: str) -> Any:
     if not kinds:
         return value
     if isinstance(value, list):
-        return [_nested(kinds[0], each, source) for each in value]
+        return [_convert_nested(kinds[0], each, source) for each in value]
     if isinstance(value, dict) and get_origin(annotation) is Mapping:
         return {
-            name: _nested(kinds[0], each, f"{source} of {name}") for name, each in value.items()
+            name: _convert_nested(kinds[0], each, f"{source} of {name}")
+            for name, each in value.items()
         }
     if value is None and type(None) in get_args(annotation):
         return None
@@ -192,8 +195,8 @@ class Reference:
 class RawDataset(Manifest):
     """Rows of one window, split by time.
 
-    Extraction writes it. Validation and preprocessing read this manifest, and later steps read it
-    by reference.
+    Extraction writes this manifest, and validation and preprocessing get it as an input. Later
+    steps find it through the references in other manifests.
     """
 
     source_uri: str
@@ -234,7 +237,7 @@ class RawDataset(Manifest):
     digest: str
     """SHA-256 of the Parquet files, used as the version of the data."""
     parent_model_id: str | None = None
-    """Model that the run continues. None = the run trains from scratch."""
+    """Model from whose weights the run starts. None = the run trains from scratch."""
     champion_model_id: str | None = None
     """Model with which the candidate is compared. None = no comparison."""
     num_updated: int = 0
@@ -254,9 +257,8 @@ class RawDataset(Manifest):
     """Number of rows in the files that the run left out (`num_left_files`). None if the rows of a
     file could not be counted."""
     num_straddling_rows: int = 0
-    """Number of straddling rows. They are newer than `watermark`, and some rows of their
-    requests are training rows. Straddling rows are neither used for training nor held out, and
-    belong to the window of the next run."""
+    """Number of rows newer than `watermark` whose request also has training rows. These rows are
+    neither used for training nor held out. They belong to the window of the next run."""
     replay_uri: str | None = None
     """Folder of training rows that were drawn from days before the window. The schema is that of
     `train_uri`. None = no replay."""
@@ -292,20 +294,20 @@ class RawDataset(Manifest):
     the parent's lineage was trained on newer rows. Late rows are never held out and never replayed.
     """
     files: dict[str, dict[str, int]] = field(default_factory=dict)
-    """Files of the lake that the lineage has seen, without back-filled versions. Each day
-    (YYYY-MM-DD) maps file names to sizes in bytes. The list covers the 366 days up to the last
-    training row. If a file of these 366 days is not in the list, it is a late file. The first day
-    always has an entry. A later day without an entry had no files. Days before the first entry are
-    not covered."""
+    """Files of the lake that existed when a run of the lineage read it. Back-filled versions of
+    files are not listed. Each day (YYYY-MM-DD) maps file names to sizes in bytes. The list covers
+    the 366 days up to the last training row. If a file of these 366 days is not in the list, it is
+    a late file. The first day always has an entry. A later day without an entry had no files. Days
+    before the first entry are not covered."""
     quarantined_files: list[dict[str, Any]] = field(default_factory=list)
     """Files of the lake that the run left out because their rows cannot be read. Each entry has
     four fields: file (relative to the lake), num_rows (of its footer, or None), reason, and known
     (whether an earlier run of the lineage also left the file out)."""
     unread_files: dict[str, dict[str, str]] = field(default_factory=dict)
-    """Files that the lineage skipped and has not read since, without back-filled versions. The keys
-    are day and file name. The value is a time (ISO 8601): the lineage was trained on the file's
-    rows up to this time. The time is empty if the lineage was trained on no row of the file. When
-    an unread file becomes readable, its rows are late rows."""
+    """Files that the lineage skipped and has not read since. Back-filled versions of files are not
+    listed. The keys are day and file name. The value is a time (ISO 8601): the lineage was trained
+    on the file's rows up to this time. The time is empty if the lineage was trained on no row of
+    the file. When an unread file becomes readable, its rows are late rows."""
     schema_mismatches: list[dict[str, Any]] = field(default_factory=list)
     """Unexpected columns of the window's files. A column is unexpected if it is unknown, or if it
     contains no numbers although the recommender expects numbers. Each column has one entry with
@@ -317,9 +319,10 @@ class RawDataset(Manifest):
     quarantine_uri: str | None = None
     validation_report: Reference | None = None
     """`ValidationReport` about these rows. None before validation."""
-    words_uri: str | None = None
-    """File of the most frequent texts of string columns (`contracts.words`), for display. None if
-    no column has strings as categories. Texts of a column that identifies users are not stored."""
+    texts_uri: str | None = None
+    """File of the most frequent texts of string columns (`contracts.category_texts`), for display.
+    None if no column has strings as categories. Texts of a column that identifies users are not
+    stored."""
     recommender: Recommender
     """Recommender of the rows, including the settings that the run changed."""
 
@@ -350,7 +353,8 @@ class RawDataset(Manifest):
 class ValidationReport(Manifest):
     """Result of the validation step: the checks of its rules, and what they measured.
 
-    The report is written for people. Training and evaluation pass on a reference to this report.
+    The report is written for people. The manifests of the later steps contain a reference to this
+    report.
     """
 
     FORMAT_VERSION: ClassVar[int] = 2
@@ -400,7 +404,8 @@ class ValidationReport(Manifest):
 class TrainingSet(Manifest):
     """Encoded rows in HugeCTR's Parquet format.
 
-    Preprocessing writes it. Training reads this manifest, and evaluation reads it by reference.
+    Preprocessing writes this manifest, and training gets it as an input. Evaluation finds it
+    through the reference in the model's manifest.
     """
 
     train_uri: str
@@ -466,8 +471,9 @@ class TrainingSet(Manifest):
 class Model(Manifest):
     """One trained model: a self-contained folder of the model registry.
 
-    Training writes it. Evaluation and the next run read the manifest. The folder has `model.json`
-    (this manifest) and the parts listed in `PARTS`.
+    Training writes this manifest. Evaluation reads it, and so does a run that continues the
+    training of the model. The folder has `model.json` (this manifest) and the parts listed in
+    `PARTS`.
     """
 
     FORMAT_VERSION: ClassVar[int] = 3
@@ -483,7 +489,7 @@ class Model(Manifest):
     """Counts of the training rows for the monitor (`evergreen.statistics.reference`)."""
     WINDOWS: ClassVar[str] = "statistics/windows.npz"
     """Summaries of all training windows of the model's lineage
-    (`components.validation.measure.KeptWindows`)."""
+    (`components.validation.measure.LineageWindows`)."""
     PARTS: ClassVar[tuple[str, ...]] = (WEIGHTS, WORKFLOW, "statistics")
     """Names of the model's folders next to the manifest."""
 
@@ -524,7 +530,8 @@ class Model(Manifest):
     served_shift: float = 0.0
     """Amount that was added to the stored bias because a feature is served with a fixed value
     (`CategoricalOptions.served_as`). With the correction, the mean score equals the click rate of
-    the log. A run that continues the model first removes this correction."""
+    the log. Before an incremental run continues the training of the model, it removes this
+    correction."""
     excluded_columns: list[str] = field(default_factory=list)
     """See `RawDataset.excluded_columns`. Serving ignores this list and uses the list in the feature
     workflow."""
@@ -590,8 +597,9 @@ class RowsQuality:
 class ReorderingGain:
     """Estimated gain in clicks if lists were shown in the candidate's order.
 
-    The gain is estimated from explored lists (`components.evaluation.exploration`). Values are None
-    if exploration swapped too few of the pairs that the candidate orders differently.
+    The gain is estimated from explored lists (`components.evaluation.exploration`). The estimate is
+    None if exploration swapped too few pairs of neighbours. Only pairs that the candidate would
+    swap count.
     """
 
     gain: float | None = None
@@ -614,7 +622,8 @@ class ReorderingGain:
 class Verdict(Manifest):
     """The gate's decision on a candidate.
 
-    Evaluation writes it. Deployment, the pipeline's condition and people read the verdict.
+    Evaluation writes this manifest. The pipeline deploys the candidate only if the verdict accepts
+    it.
     """
 
     candidate_model_id: str
@@ -644,11 +653,12 @@ class Verdict(Manifest):
     rows of earlier days were held out. The gate uses the quality on old rows only if the settings
     require it."""
     reordering_gain: ReorderingGain | None = None
-    """Gain in clicks if the candidate orders the lists. The gain is estimated from randomized
-    rankings. None if the holdout has no randomized ranking. The gate does not use this estimate."""
+    """Estimated gain in clicks from showing lists in the candidate's order. The estimate uses the
+    randomized rankings of the holdout. None if there are no randomized rankings. The gate does not
+    use this estimate."""
     champion_reference: str = "current"
-    """How the run specified the champion: `current`, `none` or a model id. Only a comparison with
-    the reference `current` becomes outdated when another model goes live."""
+    """Champion as it was specified for the run: `current`, `none` or a model id. Only a comparison
+    with the reference `current` becomes outdated when another model goes live."""
     column_aucs: dict[str, float] = field(default_factory=dict)
     """AUC of each column alone on the held-out rows, highest first. The AUCs are measured only if
     the candidate's AUC is implausibly high (`components.evaluation.leaks`). If the AUCs are not
@@ -671,8 +681,8 @@ class Verdict(Manifest):
 class Release(Manifest):
     """Version of a model that Triton serves.
 
-    Deployment writes it. The promotion journal, people and the next run read the manifest. The next
-    run reads its champion from this manifest.
+    Deployment writes this manifest, and the promotion journal refers to it. The next run finds its
+    champion through this manifest.
     """
 
     model_name: str

@@ -1,7 +1,7 @@
 """Raw rows: each row is one shown item with its features, its label and its version.
 
-The version is the model version that served the item. Raw rows are in users' files, and the
-simulator and the monitor write raw rows. Extraction, validation, preprocessing and serving read raw
+The version is the model version that served the item. Raw rows come from users' files, from the
+simulator and from the monitor's archive. Extraction, validation, preprocessing and serving read raw
 rows. `evergreen.config.features` defines the features.
 
 The columns of a raw Parquet file are `label` (int32), the features (null if missing), and the log
@@ -88,7 +88,7 @@ def lake_types(features: Features, *, weighted: bool = False) -> dict[str, str]:
     """Return the Arrow type of each column in a user's files, in file order."""
     words = {
         name: _LIST.format(type="string") if name in features.lists else "string"
-        for name in features.words
+        for name in features.string_features
     }
     return {**raw_types(features, weighted=weighted), **words}
 
@@ -99,8 +99,8 @@ def known_columns(features: Features) -> frozenset[str]:
 
 
 CLOCK_AHEAD_SECONDS = 3600.0
-"""Maximum clock skew in seconds. If a recorded time is further in the future, the clock is assumed
-to have been wrong. Programs do not wait for a time that comes from a wrong clock."""
+"""Maximum clock skew in seconds. A time that is further in the future than the maximum comes from a
+wrong clock. Programs do not wait for such a time."""
 
 
 def is_infinite(values: "NDArray[np.floating[Any]]") -> "NDArray[np.bool_]":

@@ -125,7 +125,8 @@ _RECORD = (
     _FieldRow("outcomes", 2, "Outcomes", comment="or the outcomes of rows, once they are known"),
 )
 _MAX_LAYOUTS = 64
-"""Maximum number of cached layouts. Each number of rows in a message needs its own layout."""
+"""Maximum number of cached layouts. Messages with different numbers of rows have different
+layouts."""
 _OUTCOME_BYTES = 300
 """Approximate memory of a decoded outcome in bytes, including the Python objects of its id, row and
 time."""
@@ -177,7 +178,8 @@ class RecordFormat:
                 columns.append((number, names[name], _ARRAYS[type_name].itemsize * size))
         if len({each.number for each in fields}) < len(fields):
             raise ContractError(
-                f"two of the features {list(features.names)} have names of one hash; rename one"
+                f"two of the features {list(features.names)} have the same field number, because "
+                "their names have the same hash, expected different numbers; rename one"
             )
         self._messages = {
             "Features": tuple(fields),
@@ -259,8 +261,10 @@ class RecordFormat:
         for name in ("shadow_version", "recommender", "recommender_digest"):
             if (value := getattr(record, name)) is not None:
                 setattr(sent, name, value)
-        heads = self._layout(len(record)).heads
-        sent.features = b"".join([part for name, head in heads for part in (head, columns[name])])
+        prefixes = self._layout(len(record)).prefixes
+        sent.features = b"".join(
+            [part for name, prefix in prefixes for part in (prefix, columns[name])]
+        )
         return _serialized(message)
 
     def decoded_bytes(self, record: Record) -> int:
@@ -391,7 +395,7 @@ class RecordFormat:
         Returns 0 if no valid record has these sizes.
         """
         num_rows, rest = divmod(score_bytes, _ARRAYS["float"].itemsize)
-        # The encoded features are longer than the features' numbers. Without this check, a corrupt
+        # The encoding adds bytes to the numbers of the features. Without this check, a corrupt
         # message could request a layout of any size.
         is_valid = (
             not rest
@@ -413,7 +417,7 @@ class RecordFormat:
             len(sent), layout.size
         )
         scores = np.frombuffer(b"".join([each.scores for each in sent]), _ARRAYS["float"])
-        usable = (raw[:, layout.head_places] == layout.head_bytes).all(axis=1)
+        usable = (raw[:, layout.prefix_indexes] == layout.prefix_bytes).all(axis=1)
         usable &= ((scores >= 0) & (scores <= 1)).reshape(shape).all(axis=1)
         no_list = np.full(num_rows, NO_POSITION, np.int32).tobytes()
         positions = np.frombuffer(b"".join([each.positions or no_list for each in sent]), np.int32)
@@ -514,23 +518,23 @@ class _Layout:
         """
         whole = _serialized(kind(**{name: bytes(size * num_rows) for name, size in columns}))
         self.size = len(whole)
-        self.heads: list[tuple[str, bytes]] = []
-        """Name and head of each field. The head consists of the tag and the length, and the numbers
-        follow."""
+        self.prefixes: list[tuple[str, bytes]] = []
+        """Name of each field, and the bytes before the numbers of the field. These bytes contain
+        the tag and the length."""
         self.starts: dict[str, int] = {}
         end = 0
         for name, size in columns:
-            # A tag has 4 bytes (`_number`). Each byte of the length holds 7 bits.
+            # The tag takes 4 bytes (`_number`). The length is encoded with 7 bits in each byte.
             start = end + 4 + (max((size * num_rows).bit_length(), 1) + 6) // 7
-            self.heads.append((name, whole[end:start]))
+            self.prefixes.append((name, whole[end:start]))
             self.starts[name], end = start, start + size * num_rows
-        self.head_places = np.concatenate(
+        self.prefix_indexes = np.concatenate(
             [
-                np.arange(self.starts[name] - len(head), self.starts[name])
-                for name, head in self.heads
+                np.arange(self.starts[name] - len(prefix), self.starts[name])
+                for name, prefix in self.prefixes
             ]
         )
-        self.head_bytes = np.frombuffer(b"".join(head for _, head in self.heads), np.uint8)
+        self.prefix_bytes = np.frombuffer(b"".join(prefix for _, prefix in self.prefixes), np.uint8)
 
 
 def _matrix(features: Any, names: Sequence[str], *, kind: str, num_values: int) -> NDArray[Any]:

@@ -26,11 +26,11 @@ _EXPECTED: dict[type[Any], np.dtype[Any]] = {
 MAX_VERSION = 2**31 - 1
 """Maximum model version. The archive's version column has a type with this maximum."""
 MAX_ID_CHARACTERS = 128
-"""Maximum characters of an id, a name or a digest in a record. The archive repeats a request's id
-in each of its rows."""
+"""Maximum number of characters of an id, a name or a digest in a record. The archive repeats a
+request's id in each of its rows."""
 MAX_ROWS_PER_RECORD = 2048
-"""Maximum rows in a prediction record. A record with this number of rows and 39 columns has 0.57
-MB. Event logs accept messages of up to 1 MB."""
+"""Maximum number of rows in a prediction record. A record with this number of rows and 39 columns
+has 0.57 MB. Event logs accept messages of up to 1 MB."""
 END_OF_TIME = 253_402_300_800.0
 """Start of the year 10000 in seconds since the epoch. Python's calendar ends before the year
 10000."""
@@ -216,18 +216,18 @@ class Requests:
             return self
         sizes = self.sizes[chosen]
         ends = np.cumsum(sizes)
-        return self._take(
+        return self._select_rows(
             chosen, np.repeat(self.starts[chosen] - ends + sizes, sizes) + np.arange(sizes.sum())
         )
 
     def between(self: R, start: int, stop: int) -> R:
         """Return the requests from position `start` up to but excluding `stop`, without copying."""
         first = int(self.sizes[:start].sum())
-        return self._take(
+        return self._select_rows(
             slice(start, stop), slice(first, first + int(self.sizes[start:stop].sum()))
         )
 
-    def _take(self: R, chosen: Any, rows: Any) -> R:
+    def _select_rows(self: R, chosen: Any, rows: Any) -> R:
         return replace(
             self,
             **{name: getattr(self, name)[chosen if of else rows] for name, of in self._columns()},
@@ -268,8 +268,8 @@ class Requests:
 
         The versions are in the order of their last requests.
         """
-        versions, places = np.unique(self.versions[::-1], return_index=True)
-        for version in versions[np.argsort(-places)].tolist():
+        versions, from_end = np.unique(self.versions[::-1], return_index=True)
+        for version in versions[np.argsort(-from_end)].tolist():
             yield version, self.select(self.versions == version)
 
     @classmethod

@@ -56,8 +56,8 @@ class ServingRequest:
     plan: int | None = None
     """Sequence number of the traffic plan that an automatic `advance` or `abort` refers to."""
     is_override: bool = False
-    """Whether a `release` ignores the decision of the gate. If True, `reason` is the text of a
-    person."""
+    """Whether a `release` ignores the decision of the gate. If True, a person wrote the
+    `reason`."""
     share: float | None = None
     """First share of the traffic for a `canary`. 0 = shadow traffic only."""
     trigger_id: str | None = None

@@ -34,8 +34,8 @@ def row_identities(request_ids: Any, rows: NDArray[Any]) -> NDArray[np.uint64]:
     """
     requests = request_ids.dictionary_encode()
     hashes = request_hashes(requests.dictionary).astype(np.uint64)
-    places = requests.indices.to_numpy(zero_copy_only=False)
-    identities: NDArray[np.uint64] = (hashes[places] << np.uint64(32)) | rows.astype(
+    indexes = requests.indices.to_numpy(zero_copy_only=False)
+    identities: NDArray[np.uint64] = (hashes[indexes] << np.uint64(32)) | rows.astype(
         np.uint32
     ).astype(np.uint64)
     return identities

@@ -23,7 +23,7 @@ CONFIG_FILE = "config.pbtxt"
 CODE_FILE = "model.py"
 """Code file of the python backend, in a version's folder."""
 MAX_BATCH_ROWS = 4096
-"""Maximum rows in one request. The client splits a larger request."""
+"""Maximum number of rows in one request. The client splits a larger request."""
 
 
 GRPC_OPTIONS: tuple[tuple[str, int], ...] = (
@@ -62,7 +62,7 @@ class ServedNames:
 
     @property
     def canary(self) -> str:
-        """Return the name under which a canary answers its share of the traffic.
+        """Return the name of the canary's model on the servers.
 
         See `evergreen.registry.traffic_plan`. A canary needs its own name, because Triton sends a
         request without a version to the highest loaded version of a name. If the canary had the
@@ -118,8 +118,7 @@ class ColumnMap:
     """Conversion of rows to the columns of a model.
 
     Columns are matched by name. If the rows lack a column of the model, the column is filled with
-    the missing value. The columns of the rows and of the model are given in the form of
-    `Features.columns`.
+    the missing value. The columns of both are lists of names, as in `Features.columns`.
     """
 
     def __init__(

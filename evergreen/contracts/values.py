@@ -1,7 +1,7 @@
 """The meaning of a feature's value: whether the value is missing, and its text as a category.
 
 Users' files, the lake and the inference client may spell the same value in different ways. For
-example, a truth value is `True` in a CSV, a bit in Parquet and a bool in a service. All readers use
+example, a boolean is `True` in a CSV, a bit in Parquet and a bool in a service. All readers use
 this module, so that a value has the same category in a file and in a request.
 `features.category_of` converts the text to the category.
 """
@@ -9,10 +9,10 @@ this module, so that a value has the same category in a file and in a request.
 import math
 import re
 
-from evergreen.config.features import TRUTH_WORDS, plain_word
+from evergreen.config.features import BOOLEAN_TEXTS, lowered_boolean
 from evergreen.runtime.errors import ContractError
 
-MISSING_WORDS = frozenset(
+MISSING_TEXTS = frozenset(
     {
         "",
         "NULL",
@@ -44,11 +44,11 @@ EXACT_BELOW = {
 }
 """Limit for each float type. Below the limit, the type represents every whole number exactly. The
 keys are type names of NumPy and of Arrow."""
-LEAST_WHOLE, END_OF_WHOLE = -(2**63), 2**64
+MIN_WHOLE, END_OF_WHOLE = -(2**63), 2**64
 """Range of whole numbers that can be categories. The numbers have 64 bits, signed or unsigned.
 `END_OF_WHOLE` is exclusive."""
 _A_CATEGORY = "a whole number of 64 bits, true or false, or None for missing"
-_A_WORD = "a text, a whole number of 64 bits, true or false, or None for missing"
+_A_STRING = "a text, a whole number of 64 bits, true or false, or None for missing"
 _WHOLE = re.compile(r"[+-]?[0-9]{1,20}(\.0*)?", re.ASCII)
 
 
@@ -63,25 +63,25 @@ class NoCategory(ContractError):
         self.expected = expected
 
 
-def is_missing_word(text: str) -> bool:
+def is_missing_text(text: str) -> bool:
     r"""Return whether a text means that there is no value.
 
-    >>> [is_missing_word(text) for text in (" NULL ", r"\N", "0", "NAN")]
+    >>> [is_missing_text(text) for text in (" NULL ", r"\N", "0", "NAN")]
     [True, True, False, False]
     """
-    return text.strip() in MISSING_WORDS
+    return text.strip() in MISSING_TEXTS
 
 
 def is_missing(value: object) -> bool:
     """Return whether a value of any type means that there is no value.
 
-    Missing values are None, NaN, pandas' NA and NaT, and the texts of `MISSING_WORDS`.
+    Missing values are None, NaN, pandas' NA and NaT, and the texts of `MISSING_TEXTS`.
 
     >>> [is_missing(value) for value in (None, float("nan"), "NULL", 0, "")]
     [True, True, True, False, True]
     """
     if isinstance(value, str):
-        return is_missing_word(value)
+        return is_missing_text(value)
     # The name of the type is compared, because pandas is not always installed.
     return (
         value is None
@@ -93,16 +93,16 @@ def is_missing(value: object) -> bool:
 _PANDAS_MISSING = ("NAType", "NaTType")
 
 
-def word_of(value: object, *, holds_words: bool, exact_below: int = EXACT_FLOATS) -> str | None:
+def text_of_value(value: object, *, is_string: bool, exact_below: int = EXACT_FLOATS) -> str | None:
     """Return the text of one value of a categorical feature or list, or None if it is missing.
 
-    A truth value is `true` or `false`, whether it is a bool or a text in any case. A whole number
+    A boolean is `true` or `false`, whether it is a bool or a text in any case. A whole number
     is written as Python prints it, whether it is an int or a float.
 
     Args:
         value: None, a bool, int, float or str.
-        holds_words: Whether the feature's type is `string`. If the feature has no string
-            categories, a text must be a whole number or a truth value.
+        is_string: Whether the feature's type is `string`. If the feature has no string
+            categories, a text must be a whole number or a boolean.
         exact_below: Exclusive upper limit of a float, which depends on its original type
             (`EXACT_BELOW`).
 
@@ -110,40 +110,42 @@ def word_of(value: object, *, holds_words: bool, exact_below: int = EXACT_FLOATS
         NoCategory: The value has an unsupported type, is a whole number beyond 64 bits, or is a
             float that is too large to be exact.
 
-    >>> [word_of(value, holds_words=True) for value in (True, "TRUE", 7.0, "07", "NULL", None)]
+    >>> [text_of_value(value, is_string=True) for value in (True, "TRUE", 7.0, "07", "NULL", None)]
     ['true', 'true', '7', '07', None, None]
-    >>> word_of("07", holds_words=False)
+    >>> text_of_value("07", is_string=False)
     '7'
     """
     if is_missing(value):
         return None
     if isinstance(value, bool):
-        return TRUTH_WORDS[value]
+        return BOOLEAN_TEXTS[value]
     if isinstance(value, str):
-        return _word_of_text(value, holds_words=holds_words)
-    expected = _A_WORD if holds_words else _A_CATEGORY
+        return _canonical_text(value, is_string=is_string)
+    expected = _A_STRING if is_string else _A_CATEGORY
     if isinstance(value, float):
-        return str(_whole(value, expected, exact_below=exact_below))
-    if isinstance(value, int) and LEAST_WHOLE <= value < END_OF_WHOLE:
+        return str(_whole_number(value, expected, exact_below=exact_below))
+    if isinstance(value, int) and MIN_WHOLE <= value < END_OF_WHOLE:
         return str(int(value))
     raise NoCategory(value, expected)
 
 
-def _word_of_text(text: str, *, holds_words: bool) -> str:
-    word = plain_word(text)
-    if holds_words or word in TRUTH_WORDS:
+def _canonical_text(text: str, *, is_string: bool) -> str:
+    word = lowered_boolean(text)
+    if is_string or word in BOOLEAN_TEXTS:
         return word
     if not _WHOLE.fullmatch(text):
         raise NoCategory(text, _A_CATEGORY)
     digits, point, _ = text.partition(".")
     if point:  # Python prints floats with a decimal point
-        return str(_whole(float(digits), _A_CATEGORY, exact_below=EXACT_FLOATS, written=text))
-    if not LEAST_WHOLE <= int(digits) < END_OF_WHOLE:
+        return str(
+            _whole_number(float(digits), _A_CATEGORY, exact_below=EXACT_FLOATS, written=text)
+        )
+    if not MIN_WHOLE <= int(digits) < END_OF_WHOLE:
         raise NoCategory(text, _A_CATEGORY)
     return str(int(digits))
 
 
-def _whole(value: float, expected: str, *, exact_below: int, written: object = None) -> int:
+def _whole_number(value: float, expected: str, *, exact_below: int, written: object = None) -> int:
     """Return a float as an int if it represents a whole number exactly.
 
     Raises:

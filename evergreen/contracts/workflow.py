@@ -44,8 +44,8 @@ MISSING_ID = 1
 OOV_ID = 2
 FIRST_ID = 3
 TOMBSTONE = -2
-"""Entry in a vocabulary at an id that has no category. Categories in the raw rows are never
-negative, except `MISSING_CATEGORY` for a missing one."""
+"""Value in a vocabulary for an unused id, whose category was evicted. A category in the raw rows is
+never negative, except `MISSING_CATEGORY`."""
 
 SETTINGS_FILE = "workflow.json"
 VOCABULARIES_FILE = "vocabularies.npz"
@@ -72,7 +72,7 @@ def unscaled(features: Features, dense: NDArray[np.float32]) -> NDArray[np.float
 
 
 def clipped(values: NDArray[np.float32], options: NumericOptions) -> NDArray[np.float32]:
-    """Clip the values of a column with buckets. NaN stays NaN."""
+    """Clip the values of a numeric column before they are converted to buckets. NaN stays NaN."""
     least, largest = np.array(options.bounds, np.float32)
     found: NDArray[np.float32] = np.minimum(np.maximum(values, least), largest)
     return found
@@ -121,13 +121,12 @@ class FeatureWorkflow:
             if len(categories) and (categories[0] < 0 or categories[-1] > MAX_CATEGORY):
                 raise ContractError(
                     f"vocabulary of {name} holds values from {categories[0]} to {categories[-1]}, "
-                    "expected categories "
-                    f"from 0 to {MAX_CATEGORY}, or {TOMBSTONE} for an id without one"
+                    f"expected categories from 0 to {MAX_CATEGORY}, or {TOMBSTONE} for an unused id"
                 )
         for name, values in (("means", self.means), ("stds", self.stds)):
             if values.shape != (len(numeric),) or not np.isfinite(values).all():
                 raise ContractError(
-                    f"workflow {name} are {values!r}, expected {len(numeric)} finite values"
+                    f"{name} of the workflow are {values!r}, expected {len(numeric)} finite values"
                 )
         if (self.stds <= 0).any():
             raise ContractError(
@@ -137,7 +136,8 @@ class FeatureWorkflow:
             self.features.names
         ):
             raise ContractError(
-                f"excluded columns are {list(self.excluded)}, expected features, each once"
+                f"excluded columns are {list(self.excluded)}, expected names of features without "
+                "repetition"
             )
         if known := [
             name for name, v in zip(slots, self.vocabularies) if name in self.excluded and len(v)
@@ -162,7 +162,8 @@ class FeatureWorkflow:
             categories = np.arange(0 if name in self.excluded else num_buckets)
             if not np.array_equal(self.vocabularies[self.features.slots.index(name)], categories):
                 raise ContractError(
-                    f"vocabulary of {name} has other categories than its {len(categories)} buckets"
+                    f"vocabulary of {name} differs from the numbers of its buckets, expected "
+                    f"{len(categories)} categories, ascending from 0"
                 )
             if (
                 len(values) >= num_buckets
@@ -171,7 +172,7 @@ class FeatureWorkflow:
             ):
                 raise ContractError(
                     f"boundaries of {name} are {values}, expected fewer than {num_buckets} finite "
-                    "ones that ascend"
+                    "numbers in ascending order"
                 )
 
     @property
@@ -357,10 +358,10 @@ class VocabularyChange:
     """Changes of the ids of one column. The ids in each array are ascending."""
 
     entered: NDArray[np.int64]
-    """Ids that have a category now but had none before. These ids are appended ids and reused
-    tombstones."""
+    """Ids that have a category now but had none before. Some of these ids are new, and some were
+    tombstones before."""
     reused: NDArray[np.int64]
-    """Ids in `entered` that were tombstones before."""
+    """Ids in `entered` that the vocabulary before the change marked as unused (`TOMBSTONE`)."""
     evicted: NDArray[np.int64]
     """Ids that had a category and are now tombstones."""
 
@@ -392,14 +393,14 @@ def _change(name: str, before: NDArray[np.int64], now: NDArray[np.int64]) -> Voc
             "the number before this run"
         )
     kept = now[: len(before)]
-    lived, lives = before != TOMBSTONE, kept != TOMBSTONE
-    if len(replaced := np.flatnonzero(lived & lives & (kept != before))):
+    was_used, is_used = before != TOMBSTONE, kept != TOMBSTONE
+    if len(replaced := np.flatnonzero(was_used & is_used & (kept != before))):
         at = replaced[0]
         raise ContractError(
             f"id {FIRST_ID + at} of {name} is now category {kept[at]}, expected category "
             f"{before[at]} as before, or a tombstone ({len(replaced)} such ids)"
         )
-    reused, evicted = np.flatnonzero(lives & ~lived), np.flatnonzero(lived & ~lives)
+    reused, evicted = np.flatnonzero(is_used & ~was_used), np.flatnonzero(was_used & ~is_used)
     appended = len(before) + np.flatnonzero(now[len(before) :] != TOMBSTONE)
     entered = np.concatenate([reused, appended])
     if len(moved := np.intersect1d(now[entered], before[evicted])):

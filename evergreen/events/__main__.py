@@ -35,7 +35,7 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
     check = commands.add_parser("check", help="connect, and report the backlog and any problem")
     dead_letters = commands.add_parser(
-        "dead-letters", help="messages that the monitor could not use"
+        "dead-letters", help="list or replay messages that the monitor could not use"
     )
     actions = dead_letters.add_subparsers(dest="command", required=True)
     listing = actions.add_parser("list", help="list them, oldest first, with the reason why")

@@ -53,7 +53,9 @@ def partition_urls(url: str) -> list[str]:
     """
     lasts = set(_PARTITIONS.findall(url))
     if len(lasts) > 1:
-        raise ContractError(f"log is {redacted(url)!r}, expected the same partitions in all places")
+        raise ContractError(
+            f"log is {redacted(url)!r}, expected the same range of partitions everywhere"
+        )
     return (
         [_PARTITIONS.sub(str(number), url) for number in range(int(lasts.pop()) + 1)]
         if lasts

@@ -195,7 +195,7 @@ def chunks(start: int, stop: int) -> Iterator[slice]:
 def slot_offsets(slot_sizes: Sequence[int]) -> NDArray[np.int64]:
     """Return the table row of each slot's first id.
 
-    This row is the sum of the sizes of all earlier slots.
+    The number of this row is the sum of the sizes of all earlier slots.
 
     >>> slot_offsets([3, 5, 2])
     array([0, 3, 8])
@@ -220,8 +220,8 @@ class Table(NamedTuple):
     columns: tuple[int, ...]
     """Id columns whose vectors come from this table."""
     positions: FeaturePositions
-    """Slot of each of the `columns`, and the lists among the columns. A slot is given by its
-    position in `slots`."""
+    """Slot of each of the `columns`, and which columns form a list. A slot is given by its position
+    in `slots`."""
     vectors: tuple[int, ...]
     """Positions of this table's vectors among all vectors of a row."""
 
@@ -234,8 +234,8 @@ class Table(NamedTuple):
         return slot_offsets(self.sizes(slot_sizes))[list(self.positions.slots)]
 
 
-def one_each(slot_sizes: Sequence[int]) -> FeaturePositions:
-    """Return the layout of a row that looks up every slot once."""
+def one_id_per_slot(slot_sizes: Sequence[int]) -> FeaturePositions:
+    """Return the layout of a row that has exactly one id for every slot."""
     return FeaturePositions(tuple(range(len(slot_sizes))), ())
 
 
@@ -274,15 +274,15 @@ def tables_of(positions: FeaturePositions, widths: Sequence[int] = ()) -> tuple[
     tables = []
     for width in sorted(set(widths)) or [0]:
         vectors = tuple(i for i, each in enumerate(widths) if each == width)
-        columns = tuple(place for i in vectors for place in range(*spans[i][:2]))
-        slots = tuple(sorted({positions.slots[place] for place in columns}))
+        columns = tuple(position for i in vectors for position in range(*spans[i][:2]))
+        slots = tuple(sorted({positions.slots[position] for position in columns}))
         lists, at = [], 0
         for start, stop, pool in (spans[i] for i in vectors):
             if pool is not None:
                 lists.append(PooledPositions(at, at + stop - start, pool))
             at += stop - start
         own = FeaturePositions(
-            tuple(slots.index(positions.slots[place]) for place in columns), tuple(lists)
+            tuple(slots.index(positions.slots[position]) for position in columns), tuple(lists)
         )
         tables.append(Table(slots, columns, own, vectors))
     return tuple(tables)

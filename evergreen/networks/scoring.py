@@ -20,7 +20,7 @@ from evergreen.contracts.workflow import PADDING_ID
 from evergreen.networks.files import (
     Table,
     columns_of,
-    one_each,
+    one_id_per_slot,
     open_model,
     require_rows,
     tables_of,
@@ -130,13 +130,16 @@ class Scorer:
 
 
 def pooled(vectors_BPE: Tensor, is_there_BP: Tensor, positions: FeaturePositions) -> Tensor:
-    """Pool the vectors at the P positions of each row to the row's F vectors, [B, F, E].
+    """Replace the vectors of each list by one pooled vector.
 
     Args:
-        vectors_BPE: Embedding vector of each position.
+        vectors_BPE: Embedding vectors of B rows with P positions.
         is_there_BP: Whether the position has an id. Positions without an id are ignored when a list
             is pooled.
-        positions: Slot of each position, and the lists among the positions.
+        positions: Slot of each position, and which positions form a list.
+
+    Returns:
+        F vectors for each row, [B, F, E].
     """
     if not positions.lists:
         return vectors_BPE
@@ -203,13 +206,13 @@ def load_scorer(
         folder: Folder of the model.
         config: Configuration of the network.
         slot_sizes: Number of ids of each slot.
-        positions: Slot of each position of a row, and the lists among the positions. None means
-            that each slot is looked up once.
+        positions: Slot of each position of a row, and which positions form a list. If None, a row
+            has one id for each slot.
         numbers: Number type of the tables, see `rounding.TABLE_TYPES`.
 
     Raises:
         ContractError: See `load_network`.
     """
     network, values = load_network(folder, config, slot_sizes)
-    tables = tables_of(positions or one_each(slot_sizes), config.widths)
+    tables = tables_of(positions or one_id_per_slot(slot_sizes), config.widths)
     return Scorer(network, values, tables, slot_sizes=slot_sizes, numbers=numbers)

@@ -19,8 +19,8 @@ from urllib3.exceptions import InvalidHeader
 from urllib3.util import Retry
 
 _MAX_CHARACTERS = 3000
-"""Maximum characters of a text, so that people can read it at a glance. Slack truncates at
-40,000."""
+"""Maximum number of characters of a text, so that people can read it at a glance. Slack truncates
+at 40,000."""
 _AMOUNTS = (
     ("auc", "AUC"),
     ("auc_low", "95 % from"),

@@ -94,9 +94,10 @@ class SampledColumn:
         return np.ones(len(self.values), bool)
 
     def rows_with(self, mask: NDArray[np.bool_]) -> int:
-        """Return the number of rows whose value is present and has True in the mask.
+        """Return the number of rows that have one of the selected values.
 
-        The mask is over `values`.
+        Args:
+            mask: Whether each of `values` is selected. Missing values are never selected.
         """
         return int(self.counts[mask & self.is_present].sum())
 
@@ -111,7 +112,7 @@ class SampledColumn:
         return 1 - self.num_present / max(self.num_rows, 1)
 
     @cached_property
-    def missing_words(self) -> tuple[str, ...]:
+    def missing_texts(self) -> tuple[str, ...]:
         """Return the texts that represent missing values in this column, most frequent first."""
         at = np.flatnonzero(~self.is_present & (self.counts > 0))
         at = at[np.argsort(-self.counts[at], kind="stable")]
@@ -164,8 +165,8 @@ class SampledColumn:
         return found
 
     @cached_property
-    def is_truth(self) -> NDArray[np.bool_]:
-        """Return whether each of `values` is a truth value."""
+    def is_boolean(self) -> NDArray[np.bool_]:
+        """Return whether each of `values` is a boolean."""
         if self.kind_of_type != TEXT:
             return np.full(len(self.values), self.kind_of_type == BOOLEAN)
         return _matching(self.values, r"(?i)^\s*(true|false)\s*$")
@@ -224,7 +225,7 @@ class SampledColumn:
     def kind(self) -> str:
         """Return the kind of the column.
 
-        At most the share `TOLERATED` of the values may have another kind.
+        The share of values of other kinds is at most `TOLERATED`.
         """
         found = self.kind_of_type
         if self.is_list or found in (BOOLEAN, TIME, INTEGER, OTHER) or not self.num_present:
@@ -245,10 +246,10 @@ class SampledColumn:
             # Whole numbers with more than 64 bits are treated as ids. Two different ids could
             # become the same float.
             is_number &= self.is_whole | ~_matching(self.values, _DIGITS)
-        return {BOOLEAN: self.is_truth, INTEGER: self.is_whole, FLOAT: is_number}
+        return {BOOLEAN: self.is_boolean, INTEGER: self.is_whole, FLOAT: is_number}
 
     def num_unfit(self, mask: NDArray[np.bool_]) -> int:
-        """Return the number of rows whose value is present and has False in the mask."""
+        """Return the number of rows whose value is present and not selected."""
         return self.num_present - self.rows_with(mask)
 
     @cached_property
@@ -288,11 +289,11 @@ class SampledColumn:
         return min(exact), max(exact)
 
     def row_values(self, of_values: NDArray[Any], absent: Any) -> NDArray[Any]:
-        """Return an array with one entry of `of_values` for each row.
+        """Return the number of each row's value, from the numbers of the distinct values.
 
-        The index of a row's entry in `of_values` is the index of the row's value in `values`.
-
-        For a row without a value, the result is `absent`.
+        Args:
+            of_values: Number of each distinct value, in the order of `values`.
+            absent: Number of a row without a value.
         """
         if not len(of_values):
             return np.full(self.num_rows, absent)
@@ -359,12 +360,12 @@ def read_sample(path: Path, *, rows: int = SAMPLE_ROWS, max_bytes: int = MAX_BYT
             is_whole = False
             break
     if not num_rows:
-        said = (
+        reason = (
             f": {counts.rejected:,} lines are rejected, first {rejected[0].reason}"
             if rejected
             else ""
         )
-        raise ContractError(f"{path} contains no rows, expected rows below its header{said}")
+        raise ContractError(f"{path} contains no rows, expected rows below its header{reason}")
     sample = ColumnSample(
         path=path,
         num_rows=num_rows,
@@ -503,7 +504,7 @@ def _matching(texts: Any, pattern: str) -> NDArray[np.bool_]:
 _NUMBER_NAME = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,3})?", re.ASCII)
 _TIME_NAME = re.compile(r"\d{4}[-/]\d{2}[-/]\d{2}([T ].*)?", re.ASCII)
 _HEX = re.compile(r"[0-9a-fA-F]{8,}", re.ASCII)
-_NUM_LOOKED_AT = 10_000
+_NUM_INSPECTED = 10_000
 
 
 def _check_header(sample: ColumnSample) -> None:
@@ -528,7 +529,7 @@ def _is_like_its_values(column: SampledColumn) -> bool:
     name = column.name
     if _NUMBER_NAME.fullmatch(name):
         return True
-    values = [str(each) for each in islice(_texts(column.values), _NUM_LOOKED_AT)]
+    values = [str(each) for each in islice(_texts(column.values), _NUM_INSPECTED)]
     if name in values:
         return True
     if _TIME_NAME.fullmatch(name):
@@ -552,7 +553,7 @@ def _shape(text: str) -> str:
     return re.sub(r"\d+", "9", re.sub(r"[A-Za-z]+", "a", text))
 
 
-# -- columns that predict the label alone
+# -- columns from which the label can be predicted without other columns
 
 
 _MIN_PER_LABEL = 20

@@ -1,4 +1,6 @@
-"""Reads and writes YAML. The reader returns plain values with line numbers, and expands ranges.
+"""Reader and writer of YAML files.
+
+The reader returns plain values with line numbers, and expands ranges.
 
 The schema is YAML 1.2's core schema: `on`, `no` and dates are texts, and `1e-7` is a number.
 Repeated keys, aliases, tags and a second document are refused. The reader also refuses documents
@@ -22,15 +24,15 @@ MAX_BYTES = 1 << 18
 _MAX_DEPTH = 20
 """Maximum depth of nested lists and mappings. The file of a recommender has a depth of four."""
 _MAX_VALUES = 50_000
-"""Maximum keys and values of one file. The parser takes about 30 microseconds for each key or
-value."""
+"""Maximum number of keys and values of one file. The parser takes about 30 microseconds for each
+key or value."""
 _MAX_DIGITS = 19
-"""Maximum digits of a whole number. 19 digits are enough for a signed 64-bit number."""
+"""Maximum number of digits of a whole number. 19 digits are enough for a signed 64-bit number."""
 _MAX_PROBLEM = 2000
-"""Maximum characters of a message. A message may contain a long value."""
+"""Maximum number of characters of a message. A message may contain a long value."""
 _RANGE = re.compile(r"(?P<prefix>.*?)(?P<first>[0-9]{1,9})\.\.(?P=prefix)(?P<last>[0-9]{1,9})")
 _NUMBERED = re.compile(r"(.*?)([0-9]{1,9})")
-_LEAST_RUN = 3
+_MIN_RUN = 3
 """Minimum number of names that are written as a range."""
 
 
@@ -158,7 +160,7 @@ def expand_range(name: NameRange) -> list[str]:
     assert match
     first, last = int(match["first"]), int(match["last"])
     if last < first:
-        raise ContractError(f"{name!r}, expected the smaller number first")
+        raise ContractError(f"{name!r}, expected a range that starts with the smaller number")
     if last - first >= MAX_COLUMNS:
         raise ContractError(
             f"{name!r}, a range of {last - first + 1:,} names, expected at most {MAX_COLUMNS:,}"
@@ -184,7 +186,7 @@ def collapse_names(names: Sequence[str]) -> list[str]:
             ):
                 end += 1
         written = f"{names[at]}..{names[end - 1]}"
-        if end - at >= _LEAST_RUN and _RANGE.fullmatch(written):
+        if end - at >= _MIN_RUN and _RANGE.fullmatch(written):
             found.append(NameRange(written))
         else:
             end = at + 1
@@ -270,7 +272,10 @@ _Dumper.add_representer(
 
 
 def _value(loader: Any, node: Any, *, path: str, lines: dict[str, int]) -> Any:
-    """Convert a YAML node to a plain value. The lines of nested values are added to `lines`."""
+    """Convert a YAML node to a plain value.
+
+    The line number of each nested value is added to `lines`.
+    """
     if isinstance(node, yaml.SequenceNode):
         found = []
         for number, each in enumerate(node.value):

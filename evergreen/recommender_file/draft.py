@@ -174,30 +174,30 @@ def _line_of_feature(
 
 
 def _remark(column: SampledColumn, guess: Guess) -> str:
-    said = [column.kind if column.type == TEXT else column.type]
+    facts = [column.kind if column.type == TEXT else column.type]
     if guess.role == LISTS:
-        said = ["list of texts" if "type: string" in guess.options else "list of integers"]
+        facts = ["list of texts" if "type: string" in guess.options else "list of integers"]
     if (
         column.missing
         and column.kind_of_type != OTHER
         and (column.type == TEXT or column.num_present)
     ):
         words = (
-            f" ({', '.join(map(_printable, column.missing_words[:3]))})"
-            if column.missing_words
+            f" ({', '.join(map(_printable, column.missing_texts[:3]))})"
+            if column.missing_texts
             else ""
         )
-        said.append(f"{column.missing:.1%} missing{words}")
+        facts.append(f"{column.missing:.1%} missing{words}")
     if column.kind != OTHER or column.num_present:
-        said.append(
+        facts.append(
             counted(column.distinct, f"distinct {'list' if guess.role == LISTS else 'value'}")
         )
         if column.bounds is not None:
             low, high = (f"{bound:g}" if column.kind == FLOAT else bound for bound in column.bounds)
-            said[-1] += f", {low} to {high}"
+            facts[-1] += f", {low} to {high}"
         elif column.example:
-            said[-1] += f" such as {_printable(column.example)}"
-    return f"{'; '.join(said)}. {guess.why[:1].upper()}{guess.why[1:]}"
+            facts[-1] += f" such as {_printable(column.example)}"
+    return f"{'; '.join(facts)}. {guess.why[:1].upper()}{guess.why[1:]}"
 
 
 def _printable(text: str) -> str:

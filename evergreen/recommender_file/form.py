@@ -51,7 +51,7 @@ _FIELDS = {
     "categorical": "categorical_options",
     "lists": "list_options",
 }
-"""Field of `Features` with the options, for each kind of column."""
+"""For each kind of column, the name of the field of `Features` that contains the options."""
 KINDS = tuple(OPTIONS)
 
 
@@ -147,9 +147,10 @@ def _texts(value: Any, path: str) -> Iterator[tuple[str, str]]:
 
 
 def _written_columns(features: Features, kind: str) -> list[str] | dict[str, Any]:
-    """Return the columns of a kind in the form in which a file contains them.
+    """Return the columns of a kind as values for a YAML file.
 
-    The result is a mapping with options if at least one column of the kind has options.
+    The result is a list of names. If a column has options, the result is a mapping from names to
+    options.
     """
     names = getattr(features, kind)
     options = getattr(features, _FIELDS[kind])
@@ -161,9 +162,9 @@ def _written_columns(features: Features, kind: str) -> list[str] | dict[str, Any
 def _non_defaults(options: Any) -> dict[str, Any]:
     """Return an object's fields that differ from their defaults, as plain values for a file."""
     values, usual = dataclasses.asdict(options), dataclasses.asdict(type(options)())
-    said = {name: value for name, value in values.items() if value != usual[name]}
+    changed = {name: value for name, value in values.items() if value != usual[name]}
     return {
-        name: list(value) if isinstance(value, tuple) else value for name, value in said.items()
+        name: list(value) if isinstance(value, tuple) else value for name, value in changed.items()
     }
 
 
@@ -188,9 +189,9 @@ def _features(document: Document, value: Any, data: ColumnNames) -> Features:
     if not any(names.values()):
         raise document.refusal("features", "features names no column, expected one or more")
     with document.located("features"):
-        said: dict[str, Any] = {kind: tuple(each) for kind, each in names.items()}
-        said |= {_FIELDS[kind]: each for kind, each in options.items()}
-        return Features(**said)
+        fields: dict[str, Any] = {kind: tuple(each) for kind, each in names.items()}
+        fields |= {_FIELDS[kind]: each for kind, each in options.items()}
+        return Features(**fields)
 
 
 def _columns(document: Document, kind: str, value: Any) -> Iterator[tuple[str, str, Any]]:
@@ -234,9 +235,9 @@ def _columns(document: Document, kind: str, value: Any) -> Iterator[tuple[str, s
 
 def _options(document: Document, kind: str, path: str, *, value: Any) -> Any:
     """Return the options at `path` as an object of the kind's class, or None if there are none."""
-    said = _mapping(document, path, value)
+    options = _mapping(document, path, value)
     with document.located(path):
-        return read_mapping(OPTIONS[kind], said, path=path) if said else None
+        return read_mapping(OPTIONS[kind], options, path=path) if options else None
 
 
 def _mapping(
@@ -298,10 +299,10 @@ def _values(recommender: Recommender) -> dict[str, object]:
         "data": asdict(recommender.data),
         **recommender.settings,
     }
-    said = {
+    settings = {
         f"{part}.{name}": value for part, values in parts.items() for name, value in values.items()
     }
-    return {"name": recommender.name, **said}
+    return {"name": recommender.name, **settings}
 
 
 def _listed(names: Sequence[str]) -> str:

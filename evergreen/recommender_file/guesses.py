@@ -51,20 +51,21 @@ WEIGHT, USER, ITEM = "weight", "user", "item"
 _MAX_ELEMENTS = 50
 """Maximum length of a list (`max`) that a draft proposes."""
 _MAX_FEW = 50
-"""Maximum distinct values of an integer column that is treated as categories."""
+"""Maximum number of distinct values of an integer column that is treated as categories."""
 MANY = 20_000
 """If the sample of a column has at least this number of distinct categories, the column may need
 more memory than a server has."""
-_MOST_DATES = 100
-"""Maximum values of a column that are compared with unsupported forms of dates."""
-_MOST_LABELS = 20_000
-"""Maximum distinct values of a label column, even if nearly all of its rows are 0 or 1."""
+_MAX_DATES = 100
+"""Maximum number of values per column that are checked for unsupported date formats."""
+_MAX_LABELS = 20_000
+"""Maximum number of distinct values of a label column, even if nearly all of its rows are 0 or
+1."""
 _MIN_EACH = 5
-"""Minimum rows of each label. With fewer rows, a column may be equal to the label or its complement
-by chance."""
+"""Minimum number of rows of each label. With fewer rows, a column may be equal to the label or its
+complement by chance."""
 _MIN_ENTITIES = 5
-"""Minimum distinct values of a column of users or items. A column with fewer distinct values
-probably contains groups of users or items."""
+"""Minimum number of distinct values of a column of users or items. A column with fewer distinct
+values probably contains groups of users or items."""
 _MAX_ENTITY_SHARE = 0.5
 """Maximum share of rows of a single user or item. A value with a larger share probably represents
 "unknown"."""
@@ -261,8 +262,8 @@ class _Guesser:
         elif len(candidates) == 1 and (_is_dated(candidates[0]) or _is_rising(candidates[0])):
             chosen = candidates[0]
         elif candidates := [each for each in candidates if _is_dated(each)]:
-            said = _listed([each.name for each in candidates])
-            self._questions[EVENT_TIME] = f"which of {said} says when a row was shown?"
+            listed = _listed([each.name for each in candidates])
+            self._questions[EVENT_TIME] = f"which of {listed} says when a row was shown?"
         elif alike := [each.name for each in self._free if _is_like_time(each)]:
             self._questions[EVENT_TIME] = (
                 f"{_listed(alike)} {'looks' if len(alike) == 1 else 'look'} like a time in an "
@@ -392,7 +393,7 @@ class _Guesser:
         return next(found, None)
 
     def _why_key(self, key: list[SampledColumn]) -> str:
-        """Return why these columns are the key of a row, or "" if these columns are not a key."""
+        """Return the reason why the columns identify a row, or "" if they do not."""
         content = [
             column for column in self._sample.columns if column not in key and not _is_label(column)
         ]
@@ -502,7 +503,7 @@ class _Guesser:
         if column.is_list or column.kind == TEXT:
             return self._guess_text(column)
         if column.kind == BOOLEAN:
-            return Guess(_CATEGORICAL, f"true or false{_unfit(column)}", _WORDS)
+            return Guess(_CATEGORICAL, f"true or false{_unfit(column)}", _STRING_OPTION)
         is_category = names.suffix_of(column.name) == "token" or names.is_id(column.name)
         is_category &= not column.rows_with(column.is_long_float) > TOLERATED * column.num_rows
         if names.suffix_of(column.name) == "float" or (column.kind == FLOAT and not is_category):
@@ -511,7 +512,9 @@ class _Guesser:
             )
         if column.kind == FLOAT and column.type == TEXT:
             return Guess(
-                _CATEGORICAL, "numbers with fractions, named like a category: kept as texts", _WORDS
+                _CATEGORICAL,
+                "numbers with fractions, named like a category: kept as texts",
+                _STRING_OPTION,
             )
         if column.kind == FLOAT:
             return Guess(
@@ -549,7 +552,9 @@ class _Guesser:
                 "string}",
             )
         if looks.separator is None:
-            return Guess(_CATEGORICAL, f"texts{looks.remark}{_size(column.distinct)}", _WORDS)
+            return Guess(
+                _CATEGORICAL, f"texts{looks.remark}{_size(column.distinct)}", _STRING_OPTION
+            )
         if looks.element == FLOAT:
             return Guess(LEFT_OUT, "lists of numbers with fractions are not supported yet")
         return _guess_list(column, looks)
@@ -600,7 +605,7 @@ def _answers(column: SampledColumn) -> list[str]:
 
 
 def _has_few(column: SampledColumn) -> bool:
-    return column.distinct <= _MOST_LABELS
+    return column.distinct <= _MAX_LABELS
 
 
 def _is_label(column: SampledColumn) -> bool:
@@ -618,8 +623,8 @@ def _is_label(column: SampledColumn) -> bool:
     ):
         return False
     has = [column.rows_with(column.labels == label) > 0 for label in (0, 1)]
-    # If a column has the name of a label, one of the two labels may be absent. If a column contains
-    # only 1 and missing values, it is not a label, because a missing value may not mean 0.
+    # A column with the name of a label may contain only zeros or only ones. A column of ones and
+    # missing values is not accepted as a label, because a missing value may not mean 0.
     return all(has) or (is_named and any(has) and not num_missing)
 
 
@@ -693,8 +698,8 @@ def _is_dated(column: SampledColumn) -> bool:
 def _is_surely_time(column: SampledColumn) -> bool:
     """Return whether a column certainly contains times.
 
-    The name of the column is used only for times, or the name is common for times and the values
-    look like times. Small numbers do not count as times.
+    If the name is used only for times, the values are not checked. If the name is only common for
+    times, the values must look like times. Small numbers do not look like times.
     """
     if names.letters(column.name) in names.CERTAIN_TIMES:
         return True
@@ -714,7 +719,7 @@ def _is_like_time(column: SampledColumn) -> bool:
     """Return whether all inspected values are dates in an unsupported form."""
     if column.kind != TEXT or column.is_list or not column.num_present:
         return False
-    present = np.flatnonzero(column.is_present & (column.counts > 0))[:_MOST_DATES]
+    present = np.flatnonzero(column.is_present & (column.counts > 0))[:_MAX_DATES]
     texts = [str(column.values[int(at)].as_py()).strip() for at in present]
     return all(_OTHER_TIME.fullmatch(text) for text in texts)
 
@@ -731,10 +736,11 @@ def _may_be_time(column: SampledColumn) -> bool:
         return True
     if column.kind == TEXT:
         return (
-            any(mark in column.example[4:5] for mark in _ISO_LIKE) and column.example[:4].isdigit()
+            any(character in column.example[4:5] for character in _ISO_LIKE)
+            and column.example[:4].isdigit()
         )
-    # If the column's name is not typical of times, numbers count as times only if they never
-    # decrease from row to row.
+    # The column's name is not typical of times, so the numbers count as times only if they are
+    # sorted in ascending order.
     if (
         column.kind not in (INTEGER, FLOAT)
         or names.is_id(column.name)
@@ -781,8 +787,8 @@ def _size(num_categories: int) -> str:
     return "; each of them has a vector (docs/kubernetes/scale.md has the memory)"
 
 
-_WORDS = "{type: string}"
-"""Options in the file for a categorical feature whose values are not whole numbers."""
+_STRING_OPTION = "{type: string}"
+"""Options of a categorical feature with string values, as text for the drafted file."""
 _BELOW_ZERO = "{transform: [standardize]}"
 """Options of a numeric feature with values below 0, which the default transform would clip."""
 
@@ -798,15 +804,18 @@ def _is_name(name: str) -> bool:
 def _words_among_numbers(column: SampledColumn) -> str:
     """Return the few texts in a column that otherwise has numbers, or "" for other columns."""
     is_number = np.isfinite(column.numbers)
-    odd = np.flatnonzero(column.is_present & ~is_number & (column.counts > 0))
-    is_one = 0 < len(odd) <= _MAX_WORDS and column.rows_with(is_number) >= 0.5 * column.num_present
+    unexpected = np.flatnonzero(column.is_present & ~is_number & (column.counts > 0))
+    is_one = (
+        0 < len(unexpected) <= _MAX_WORDS
+        and column.rows_with(is_number) >= 0.5 * column.num_present
+    )
     if (
         not is_one
         or names.is_id(column.name)
         or int((column.counts[is_number] > 0).sum()) <= _MAX_WORDS
     ):
         return ""
-    return _listed([str(value) for value in column.values.take(odd).to_pylist()])
+    return _listed([str(value) for value in column.values.take(unexpected).to_pylist()])
 
 
 def _unfit(column: SampledColumn) -> str:
@@ -840,7 +849,7 @@ def _guess_number(column: SampledColumn, why: str) -> Guess:
 def _guess_integer(column: SampledColumn) -> Guess:
     is_zero_led = column.rows_with(column.is_zero_led) > 0
     size = _size(column.distinct)
-    options = _WORDS if is_zero_led else ""
+    options = _STRING_OPTION if is_zero_led else ""
     zeros = ", some with leading zeros, so they are kept as texts" if is_zero_led else ""
     assert column.bounds is not None
     low, high = column.bounds

@@ -15,20 +15,20 @@ from evergreen.recommender_file.columns import (
     TOLERATED,
     SampledColumn,
 )
-from evergreen.rows.values import CATEGORIES, NUMBERS, WORDS, ListRule
+from evergreen.rows.values import CATEGORIES, NUMBERS, STRINGS, ListRule
 
 BRACKETS = "[]"
 """Value of `separator` for lists that need no separator: Parquet lists, and texts with brackets, as
 in JSON or Python."""
 OBJECTS, DECIMAL_COMMA = "objects", "decimal comma"
 """Reasons why texts of a column cannot be used as lists."""
-_MOST_LOOKED_AT = 20_000
+_MAX_INSPECTED = 20_000
 _SEPARATED_SHARE = 0.25
 """A column looks like lists if at least this share of its distinct texts contains a separator."""
 _MIN_REPEATS = 3.0
-"""Minimum average number of times that each distinct element occurs in the texts. If elements occur
-this often, texts with a separator are lists, even if the column's name does not suggest lists."""
-_MOST_LETTERS = 40
+"""Minimum number of elements per distinct element. From this number on, a column of texts with a
+separator is treated as a list column, whatever its name is."""
+_MAX_LETTERS = 40
 """Maximum number of characters of an element. A longer text is assumed to be a sentence."""
 
 
@@ -54,7 +54,7 @@ def look_at_lists(column: SampledColumn) -> ListLooks:
     texts = column.values.filter(pa.array(column.is_present)).cast(pa.string())
     if column.is_list:
         return _looks(texts, ELEMENT_END, shown=BRACKETS)
-    sample = pc.utf8_trim_whitespace(texts.slice(0, _MOST_LOOKED_AT))
+    sample = pc.utf8_trim_whitespace(texts.slice(0, _MAX_INSPECTED))
     if _share(sample, r"^\[.*\]$") > 1 - TOLERATED:
         return _looks(texts, "|", shown=BRACKETS)
     if _share(sample, r"^\{.*\}$") > 1 - TOLERATED:
@@ -92,7 +92,7 @@ def _is_list(name: str, texts: pa.Array, separator: str) -> bool:
     elements = pc.utf8_trim_whitespace(split.flatten())
     elements = elements.filter(pc.not_equal(elements, ""))
     num_distinct = len(pc.unique(elements))
-    if pc.max(pc.utf8_length(elements)).as_py() > _MOST_LETTERS:
+    if pc.max(pc.utf8_length(elements)).as_py() > _MAX_LETTERS:
         return False
     if separator != " " and pc.any(pc.match_substring_regex(elements, r"\s\S+\s")).as_py():
         return False  # a text whose elements have three or more words is a sentence
@@ -107,7 +107,7 @@ def _share(texts: pa.Array, pattern: str) -> float:
 
 
 def _looks(texts: pa.Array, separator: str, *, shown: str) -> ListLooks:
-    lists = ListRule(WORDS, separator).parse(texts).values
+    lists = ListRule(STRINGS, separator).parse(texts).values
     elements = pc.unique(lists.flatten().drop_null())
     element = TEXT
     for kind, rule in ((INTEGER, CATEGORIES), (FLOAT, NUMBERS)):

@@ -35,7 +35,7 @@ TARGETS = (
     "islabel",
     "isclickedlabel",
 )
-"""Names of label columns that do not contain the event, such as a click."""
+"""General names of label columns, which do not tell the event that is predicted."""
 CONVERSIONS = (
     "converted",
     "conversion",
@@ -69,7 +69,7 @@ CONVERSIONS = (
     "isattributed",
     "attribution",
 )
-"""Names of events after a click."""
+"""Column names of events that follow a click, such as a purchase."""
 REACTIONS = (
     "like",
     "liked",
@@ -297,8 +297,8 @@ _ID_ENDS = frozenset(
 _ONLY_WITH_ID = frozenset(
     {"device", "client", "account", "profile", "player", "person", "anonymous"}
 )
-"""Words that refer to a user only if an ending such as `id` follows. Without the ending, these
-words refer to a type, such as a device type."""
+"""Words that refer to a user only if an ending such as `id` follows. For example, `device_id`
+refers to a user, but `device` refers to a type of device."""
 _ENTITY_WORDS = frozenset(
     {
         "pseudo",
@@ -539,7 +539,7 @@ def is_negated_label(name: str) -> bool:
 
 
 def is_named_as(name: str, entities: tuple[str, ...]) -> str | None:
-    """Return the word of `entities` that the column's name consists of, or None.
+    """Return the entity that a column's name denotes, or None if it denotes no entity.
 
     The column's name may also have an ending such as `id`.
 

@@ -12,14 +12,14 @@ from evergreen.rows.times import DAY_MICROS, to_iso
 from evergreen.runtime.errors import ContractError
 
 _YEAR_9999 = 253_402_300_799_000_000
-_MOST_LOOKED_AT = 10_000
+_MAX_INSPECTED = 10_000
 """Maximum number of distinct values from which the format is detected. The values that are examined
 are spread evenly over all values."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DaySpan:
-    """Days of a set of rows."""
+    """First and last time of a set of rows, and the number of its days."""
 
     first: int
     """Time of the oldest row, in microseconds since 1970."""
@@ -72,7 +72,7 @@ def read_times(column: SampledColumn, *, now: float) -> Times | NoTimes:
     if not len(present) or column.is_list:
         return NoTimes(why="it has no values")
     chosen = present[
-        np.unique(np.linspace(0, len(present) - 1, min(len(present), _MOST_LOOKED_AT)).astype(int))
+        np.unique(np.linspace(0, len(present) - 1, min(len(present), _MAX_INSPECTED)).astype(int))
     ]
     try:
         form = find_form(column.values.take(pa.array(chosen)), now=now, name=column.name)
@@ -87,10 +87,10 @@ def read_times(column: SampledColumn, *, now: float) -> Times | NoTimes:
     num_wrong = column.num_present - (0 if span is None else span.num_rows)
     if span is None or num_wrong > TOLERATED * column.num_rows:
         outside = _span_of(times, column.counts)
-        said = f" ({outside})" if outside else ""
+        found = f" ({outside})" if outside else ""
         return NoTimes(
             why=f"{num_wrong:,} of {column.num_rows:,} rows have no time between 1990 and "
-            f"tomorrow{said}",
+            f"tomorrow{found}",
             span=outside,
         )
     return Times(form=form, span=span, num_wrong=num_wrong)
@@ -113,8 +113,8 @@ def _no_times(column: SampledColumn, few: SampledColumn, *, now: float) -> NoTim
         ):
             _, spans[form] = _read(column, form, now=now, earliest=EARLIEST)
     if len(spans) > 1:
-        said = " or as ".join(f"{form} ({span})" for form, span in spans.items())
-        return NoTimes(why=f"it can be read as {said}", forms=tuple(spans))
+        readings = " or as ".join(f"{form} ({span})" for form, span in spans.items())
+        return NoTimes(why=f"it can be read as {readings}", forms=tuple(spans))
     seconds = np.where(np.isfinite(column.numbers), column.numbers, 0) * 1e6
     if not np.isfinite(column.numbers).any() or (np.abs(seconds) > 2**57).any():
         return NoTimes(why="its values are not times in a known form, such as 2026-01-31T00:00:00Z")
@@ -130,8 +130,8 @@ def _read(
 ) -> tuple[Any, DaySpan | None]:
     """Return the times of the column's `values` in microseconds, and the days that they span.
 
-    The time of a value that is not a time is -1. Times before `earliest` or after tomorrow are
-    ignored in the days.
+    If a value is not a time, the result is -1. The span of days excludes times before `earliest`
+    and after tomorrow.
     """
     found = (
         TimeRule(form=form).parse(column.values).values.cast(pa.int64()).fill_null(-1).to_numpy()

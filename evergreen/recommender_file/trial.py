@@ -338,8 +338,8 @@ def sentences(trial: Trial) -> Iterator[str]:
     for feature in trial.features:
         yield _of_feature(feature)
     if leaks := [feature for feature in trial.features if feature.is_leak]:
-        said = ", ".join(f"{feature.name} (AUC {feature.auc:.3f})" for feature in leaks)
-        yield f"WARNING: alone determines the label, so was it known before the click? {said}"
+        names = ", ".join(f"{feature.name} (AUC {feature.auc:.3f})" for feature in leaks)
+        yield f"WARNING: alone determines the label, so was it known before the click? {names}"
     yield from (f"ingest would refuse: {refusal}" for refusal in trial.refusals)
 
 

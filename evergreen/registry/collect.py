@@ -50,7 +50,8 @@ class Removable:
     def remove(self) -> None:
         """Remove the file or folder.
 
-        If the call is killed, a renamed file or folder remains. The next call finds it.
+        If the process is killed, a renamed file or folder remains. The next collection removes the
+        remainder.
         """
         if not self.path.exists():
             return  # an enclosing folder was already removed
@@ -72,8 +73,7 @@ def find(
     Args:
         store: Folder of the model registry.
         work: Folder of the runs' intermediate files. None = do not search for intermediate files.
-        before: Newest time of the files to return. Files are not returned if they, or the runs that
-            they belong to, are newer.
+        before: Time limit. Files that are newer, or that belong to a newer run, are not returned.
         keep_versions: Number of versions to keep: the live version, and the newest versions that
             were live before.
 
@@ -87,7 +87,7 @@ def find(
     newest = list(dict.fromkeys(line.version for line in reversed(lines)))[:keep_versions]
     wanted: set[int | None] = set(newest)
     if lines:
-        # Keep the previous version and the target of a rollback.
+        # Keep the version before the newest change, and the version that a rollback would restore.
         wanted |= {
             lines[-1].previous_version,
             Release.read(release_path(store, lines[-1].version)).previous_version,
@@ -130,10 +130,10 @@ def _work_of_runs(store: Path, work: Path, before: datetime) -> list[Removable]:
 
 
 def _left_behind(folder: Path, pattern: str, before: datetime) -> list[Removable]:
-    """Return the leftovers of collections and of writes that were killed.
+    """Return the files and folders that a killed process left behind.
 
-    If any file of a leftover is newer than `before`, the leftover is not returned, because the
-    write may still be active.
+    The process was a garbage collection or a write. An unfinished write is not returned if one of
+    its files is newer than `before`, because the write may still be active.
     """
     found = []
     for path in sorted(folder.glob(pattern)):

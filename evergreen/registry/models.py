@@ -145,10 +145,10 @@ def evaluated_run(store: Path, run: str) -> tuple[Verdict, RawDataset] | None:
     return evaluated_model(store, name)[1:]
 
 
-def write_serving_target(store: Path, place: ServingTarget) -> None:
-    """Record where releases are published, unless the same place is recorded already."""
-    if read_serving_target(store) != place:
-        place.write(store / "serving.json")
+def write_serving_target(store: Path, target: ServingTarget) -> None:
+    """Record where releases are published, unless the same target is recorded already."""
+    if read_serving_target(store) != target:
+        target.write(store / "serving.json")
 
 
 def read_serving_target(store: Path) -> ServingTarget | None:
@@ -283,9 +283,8 @@ def parent(store: Path, reference: str) -> Model | None:
         return None
     if len(names := [name for name in re.split(r"[\s,;+]+", reference) if name]) > 1:
         raise ContractError(
-            f"parent is {reference!r}, which names {len(names)} models, expected one: models "
-            "cannot be merged, because the same id means another category, and the same weight "
-            "another feature, in each"
+            f"parent is {reference!r}, which names {len(names)} models, expected one, because "
+            "models cannot be merged: their vocabularies differ"
         )
     if reference == CURRENT:
         release = champion(store, CURRENT)

@@ -90,8 +90,8 @@ class Promotion:
     sha256: dict[str, str] = field(default_factory=dict)
     """Hashes of the version's files, as in the version's `Release`."""
     share: float | None = None
-    """Share of the traffic. Lines with the action `canary` have a share. The intent before a new
-    canary also has a share."""
+    """Share of the traffic that the canary gets. None if the line neither has the action `canary`
+    nor is the `intent` line before a new canary."""
     blocked_model_id: str | None = None
     """Id of the model that an automatic `rollback` removed from traffic. The model is not released
     again unless a person overrides the block."""
@@ -182,8 +182,8 @@ def _parsed_lines(path: Path, _identity: tuple[int, int, int]) -> tuple[Line, ..
             type(entry.version) is not int or entry.action not in ACTIONS
         ):
             raise ContractError(
-                f"{path} line {number} is {entry.action!r} of version {entry.version!r}, expected "
-                f"one of {', '.join(ACTIONS)} of a number"
+                f"{path} line {number} is not a promotion: action {entry.action!r} and version "
+                f"{entry.version!r}, expected one of {', '.join(ACTIONS)}, and a number"
             )
     # Only the configuration in the last promotion is ever restored. Keeping the configurations of
     # older promotions would take most of the memory.
@@ -333,15 +333,15 @@ def canary_at_work(store: Path) -> Promotion | None:
 
 
 def live_at(store: Path, moment: datetime) -> tuple[Promotion, Promotion | None] | None:
-    """Return the journal lines that began and ended the live time of the version live at `moment`.
+    """Return the journal lines of the version that was live at `moment`.
 
     Args:
         store: Folder of the model registry.
         moment: Time with a time zone.
 
     Returns:
-        Both lines. The second line is None if the version is still live. The result is None if no
-        version was live at `moment`.
+        The line that made the version live, and the line that replaced the version. The second line
+        is None if the version is still live. The result is None if no version was live at `moment`.
     """
     promotions = read_journal(store)
     for entry, after in zip(reversed(promotions), [None, *reversed(promotions)]):

@@ -4,7 +4,7 @@
 Accepted versions are stored as `<store>/recommender/<n>.json`, numbered from 1.
 `<store>/recommender/journal.jsonl` records who accepted each version, when and why. A version
 exists as soon as the journal has its line. If a file has no line in the journal, the command that
-wrote the file was killed. The next `accept` overwrites a file without a journal line.
+wrote the file was killed. The next `accept` overwrites this file.
 """
 
 import hashlib
@@ -87,7 +87,7 @@ def accepted(store: Path, reference: str) -> Recommender:
     if not found:
         raise ContractError(
             f"recommender is {reference!r}, expected {CURRENT}, the number of an accepted version "
-            f"(1 to {lines[-1].version}) or 8 digits of its digest at least"
+            f"(1 to {lines[-1].version}), or at least the first 8 digits of a version's digest"
         )
     return read_version(store, found[-1])
 
@@ -246,7 +246,7 @@ def accept(
 
 
 def _expect_same(store: Path, line: AcceptedRecommender, recommender: Recommender) -> None:
-    """Raise ContractError if the journal's line accepted another recommender."""
+    """Raise ContractError if the recommender differs from the one in the journal line."""
     before = read_version(store, line)
     if before.name != recommender.name:
         difference = (

@@ -5,9 +5,9 @@ and waits for the answer. The controller accepts the request, carries it out, an
 result. If no controller accepts the request before its deadline, the requester withdraws the
 request.
 
-The order of the lines decides between a withdrawal and an acceptance that are appended at the same
-time: the first of the two counts. The requester and the controller therefore read the journal again
-after they have appended their line.
+A withdrawal and an acceptance may be appended at the same time. In this case, only the earlier line
+is valid. The requester and the controller therefore read the journal again after they have appended
+their line.
 
 A request that releases a model refers to a folder with its prepared version
 (`evergreen.serving.prepare`).
@@ -80,8 +80,8 @@ class RequestState:
     recorded: Promotion | None = None
     """Journal line of the change that was requested. None if the change was not made."""
     first: str = ""
-    """Id of the first request of the same run for the same model. If this request is not a retry,
-    it is the id of this request."""
+    """Id of the first request of the same run for the same model. For a request that is not a
+    retry, `first` equals `id`."""
     earlier: ServingAnswer | None = None
     """Final answer to an earlier request of the same run for the same model, or None."""
 
@@ -185,9 +185,9 @@ def last_abort(store: Path) -> ServingRequest | None:
 
 
 def final_answer(store: Path, run: str, model_id: str) -> RequestState | None:
-    """Return the request of the run for the model, if the answer to this request is final.
+    """Return a run's first request for a model that has a final answer.
 
-    Returns None if there is no such request.
+    Returns None if no request has a final answer.
 
     Raises:
         ContractError, TemporaryError: See `read_requests`.
@@ -315,7 +315,7 @@ def withdraw_after(
     return withdraw(store, request.request, who=request.who, now=clock(), reason=reason)
 
 
-def ask(
+def submit_request(
     store: Path,
     request: ServingRequest,
     *,

@@ -66,7 +66,7 @@ class StepNote:
 
 @dataclass(frozen=True, kw_only=True)
 class RunOutcome:
-    """How a run ended."""
+    """Final state of a run."""
 
     run: str
     trigger_id: str
@@ -158,7 +158,7 @@ def kubeflow_name(run: str) -> tuple[str, str]:
 
 
 SEARCH_RUN = "search"
-"""Kind of the runs of a hyperparameter search. The name of each trial begins with this kind."""
+"""Kind of the runs of a hyperparameter search. The name of each trial begins with `search`."""
 
 
 def new_run_name(kind: str) -> str:
@@ -211,7 +211,7 @@ def _sigterm_as_error() -> Iterator[None]:
 
 
 @contextmanager
-def noted(store: Path, run: str, step: str) -> Iterator[StepNote]:
+def step_note(store: Path, run: str, step: str) -> Iterator[StepNote]:
     """Record the state of `step` in its note while the body runs.
 
     The state is `running` at first. When the body ends, the state becomes `done`, unless the body
@@ -248,7 +248,7 @@ def noted(store: Path, run: str, step: str) -> Iterator[StepNote]:
 def each_note(store: Path, run: str) -> Iterator[StepNote]:
     """Iterate over the notes of a run, in the order of the steps.
 
-    A note is read only when the iteration reaches it.
+    The file of each note is opened only when the iteration reaches the step.
 
     Raises the errors of `find_outcome`.
     """

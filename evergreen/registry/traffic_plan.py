@@ -150,7 +150,7 @@ class TrafficPlan(Manifest):
 
 
 def _fraction(salt: str, purpose: str, key: str) -> float:
-    """Return a number in [0, 1) that depends only on the arguments and is uniform over keys."""
+    """Return a pseudorandom number in [0, 1) that is always the same for equal arguments."""
     # A key may contain a lone surrogate, which is valid in JSON but not in UTF-8. The key is
     # therefore encoded with `surrogatepass`, which accepts a lone surrogate.
     digest = hashlib.blake2b(

@@ -132,7 +132,8 @@ class PageTable(PageBlock):
     def width(self) -> str:
         """CSS class of the table.
 
-        The class decides below which width each row is shown as a record.
+        In a window that is too narrow for the table, each row is shown as a record. The class
+        determines this width.
         """
         return "few" if len(self.head) <= 3 else "several" if len(self.head) <= 8 else "many"
 

@@ -15,7 +15,8 @@ _BREAKABLE = 20
 broken at any character."""
 _TIME = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d")
 _LONG = 40
-"""Maximum number of characters of a cell that shares a row in a narrow window."""
+"""Maximum length of a short cell in characters. In a narrow window, a longer cell gets its own
+line."""
 
 
 def _cell_class(value: object, is_number: bool) -> str:

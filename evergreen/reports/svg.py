@@ -169,7 +169,10 @@ def line_chart(
 
 
 def _firsts(marks: Sequence[Mark], *, apart: float) -> list[Mark]:
-    """Return the marks in order. Only the first mark of a series with the same text is returned."""
+    """Return the marks in ascending order, without repetitions.
+
+    A mark is a repetition if the previous mark with the same text is less than `apart` away.
+    """
     last: dict[str, float] = {}
     firsts = []
     for mark in sorted(marks, key=lambda mark: mark.x):
@@ -213,7 +216,10 @@ def _parts(line: Line, at_x: _Axis, at_y: _Axis) -> list[str]:
 
 
 def _band(line: Line, at_x: _Axis, at_y: _Axis) -> str:
-    """Return the points of the polygon between `low` and `high`, where both exist."""
+    """Return the corners of the area between the lower and the upper limit.
+
+    Points without both limits are skipped.
+    """
     both = [
         (x, a, b) for x, a, b in zip(line.x, line.low, line.high) if a is not None and b is not None
     ]
@@ -296,7 +302,9 @@ def interval_chart(
 
 
 def ticks(low: float, high: float, about: int) -> list[float]:
-    """Return approximately `about` round numbers in [low, high].
+    """Return round numbers between `low` and `high`, for the labels of an axis.
+
+    The number of results is close to `about`.
 
     >>> ticks(0.583, 0.882, 5)
     [0.6, 0.65, 0.7, 0.75, 0.8, 0.85]

@@ -74,19 +74,19 @@ def write_parquet(table: Any, target: Any, **options: Any) -> None:
 
 
 _MAX_ROWS_PER_BYTE = 100
-"""Maximum number of rows for each byte of a file. The key and the time of each row occupy more than
-1/100 byte."""
+"""Maximum number of rows for each byte of a file. A valid file has fewer rows per byte, even after
+compression."""
 _FREE_ROWS = 65_536
 """Number of rows that a file of any size may have, in addition to `_MAX_ROWS_PER_BYTE` per byte."""
 _MAX_GROUP_ROWS = 1 << 24
 _MAX_GROUP_BYTES = 4 << 30
-"""Maximum bytes of a row group before compression."""
+"""Maximum number of bytes of a row group before compression."""
 _MAX_RATIO = 1_000
 """Maximum compression ratio of a row group. Row groups of up to `_FREE_BYTES` may exceed this
 ratio."""
 _FREE_BYTES = 64 << 20
 _MAX_TEXT_BYTES = 256 << 20
-"""Maximum bytes of the texts of one column in one batch."""
+"""Maximum number of bytes of the texts of one column in one batch."""
 
 
 def open_parquet(path: Path) -> pq.ParquetFile:

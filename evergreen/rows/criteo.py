@@ -78,8 +78,8 @@ def criteo_rows(path: Path, head: Head, rows: TextRows, *, labelled: bool = True
         wanted = COLUMNS if labelled else COLUMNS[1:]
         if missing := [name for name in wanted if names.count(name.lower()) != 1]:
             raise ContractError(
-                f"{path} has a header that does not name {missing} exactly once, expected every "
-                "Criteo column"
+                f"{path} lacks the Criteo columns {missing} or has them twice, expected each "
+                "Criteo column once in the header"
             )
         known = {name.lower(): name for name in COLUMNS}
         return CriteoRows(

@@ -50,10 +50,10 @@ from evergreen.rows.values import (
     CATEGORIES,
     LABELS,
     NUMBERS,
-    PLACES,
+    POSITIONS,
     REQUEST_IDS,
+    STRINGS,
     WEIGHTS,
-    WORDS,
     ListRule,
     ValueRule,
 )
@@ -259,7 +259,7 @@ def find_reader(
     if isinstance(rows, ParquetRows) and _is_raw(path, recommender):
         weighted = recommender.data.has_weights
         raw = RawParquet(
-            path=path, features=recommender.features, weighted=weighted, with_words=True
+            path=path, features=recommender.features, weighted=weighted, with_strings=True
         )
         return RawReader(raw)
     if isinstance(rows, criteo.CriteoRows):
@@ -268,9 +268,8 @@ def find_reader(
         )
     if recommender.data.label not in rows.names:
         raise ContractError(
-            f"{path} has no column {recommender.data.label!r}, the label of recommender "
-            f"{recommender.name}: its header "
-            f"names {_shown_names(rows.names)}"
+            f"{path} has the columns {_shown_names(rows.names)}, expected also "
+            f"{recommender.data.label!r}, which is the label of recommender {recommender.name}"
         )
     columns = columns_of(rows.names, recommender, path=path)
     has_times = EVENT_TIME in columns
@@ -378,8 +377,8 @@ def _present(
     """Check that the file has each of the `wanted` columns exactly once, and return `wanted`."""
     if missing := [name for name in wanted.values() if name not in here]:
         raise ContractError(
-            f"{path} lacks the columns {missing} of recommender {recommender.name}, has "
-            f"{list(here)}"
+            f"{path} lacks the columns {missing}, which recommender {recommender.name} names; the "
+            f"file has {list(here)}"
         )
     if twice := sorted({name for name in wanted.values() if list(here).count(name) > 1}):
         raise ContractError(f"{path} has the columns {twice} twice, expected each once")
@@ -390,17 +389,17 @@ _RULES: dict[str, ValueRule] = {
     LABEL: LABELS,
     WEIGHT: WEIGHTS,
     REQUEST_ID: REQUEST_IDS,
-    ROW: PLACES,
+    ROW: POSITIONS,
 }
 
 
 def _rule_of(raw: str, features: Features) -> ValueRule | ListRule:
     """Return the parsing rule for a raw column other than the time."""
     if raw in features.lists:
-        element = WORDS if raw in features.words else CATEGORIES
+        element = STRINGS if raw in features.string_features else CATEGORIES
         return ListRule(element, features.list_options_of(raw).separator)
     if raw in features.categorical:
-        return WORDS if raw in features.words else CATEGORIES
+        return STRINGS if raw in features.string_features else CATEGORIES
     return NUMBERS if raw in features.numeric else _RULES[raw]
 
 
@@ -464,7 +463,7 @@ class FileReader:
             malformed.count(self.path, len(found.numbers) + len(found.rejected))
             if found.batch.num_rows:
                 yield found.batch
-        self._say_span()
+        self._log_span()
 
     def numbered(self) -> Iterator[NumberedRows]:
         """Yield the rows with their line numbers in file order, including malformed rows."""
@@ -542,15 +541,15 @@ class FileReader:
         first, last = self.span or (bounds["min"], bounds["max"])
         self.span = min(first, bounds["min"]), max(last, bounds["max"])
 
-    def _say_span(self) -> None:
+    def _log_span(self) -> None:
         if self.span is None:
             return
         first, last = self.span
-        said = f"{self.path}: rows from {to_iso(first)} to {to_iso(last)}"
+        message = f"{self.path}: rows from {to_iso(first)} to {to_iso(last)}"
         if first < USUAL:
-            logger.warning("%s, before 2000: if this is wrong, set data.time_format", said)
+            logger.warning("%s, before 2000: if this is wrong, set data.time_format", message)
         else:
-            logger.info("%s", said)
+            logger.info("%s", message)
 
 
 def _positions(mask: Any) -> list[int]:

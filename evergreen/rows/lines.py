@@ -29,11 +29,11 @@ BLOCK_BYTES = 4 << 20
 """Size of a block of lines in bytes. A block has about 17,000 Criteo rows."""
 _MAX_LINE_BYTES = 1 << 20
 _MAX_RECORD_LINES = 100
-"""Maximum lines of one record. A quote that is not closed within this number of lines is treated as
-a stray quote."""
+"""Maximum number of lines of one record. A quote that is not closed within this number of lines is
+treated as a stray quote."""
 _READ_BYTES = 256 << 10
 _HEAD_BYTES = 1 << 16
-_LEAST_HEAD = 16
+_MIN_HEAD = 16
 """Minimum size of a file, in bytes, for detecting UTF-16 by its zero bytes."""
 _BOMS = (
     (codecs.BOM_UTF32_LE, "utf-32"),
@@ -53,7 +53,7 @@ _OTHERS = {
 }
 _INSIDE = {
     b"PAR1": "holds Parquet inside another packing, expected the Parquet file itself",
-    **{begin: f"holds {said}" for begin, said in _OTHERS.items()},
+    **{begin: f"holds {text}" for begin, text in _OTHERS.items()},
 }
 """First bytes of formats that are not text, and the message about each format."""
 
@@ -67,18 +67,18 @@ class LineCounts:
     """
 
     rows: int = 0
-    """Records that became rows."""
+    """Number of records that became rows."""
     rejected: int = 0
     """Number of records and single lines that did not become rows. The file of malformed rows lists
     the line number and the reason of each rejected line."""
     continued: int = 0
     """Number of lines of records, not counting the first line of each record."""
     header: int = 0
-    """Lines with the names of the columns. A file has several header lines if files with headers
-    were concatenated."""
+    """Number of lines with the names of the columns. A file has several header lines if files with
+    headers were concatenated."""
     blank: int = 0
     comments: int = 0
-    """Lines that begin with `#` and do not have as many fields as a row."""
+    """Number of lines that begin with `#` and do not have as many fields as a row."""
 
     @property
     def lines(self) -> int:
@@ -86,7 +86,7 @@ class LineCounts:
         return sum(getattr(self, each.name) for each in fields(self))
 
     def add(self, other: "LineCounts") -> None:
-        """Add the counts of other lines."""
+        """Add the counts in `other` to these counts."""
         for each in fields(self):
             setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
 
@@ -262,8 +262,7 @@ def read_blocks(path: Path, *, block_bytes: int = BLOCK_BYTES) -> Iterator[Block
                 damage = "truncated" if isinstance(error, EOFError) else f"corrupt ({error})"
                 num_lines = first_line - 1 + pending.count(b"\n")
                 raise ContractError(
-                    f"{path} is {damage}: {num_lines} whole lines were read before, expected a "
-                    "complete file"
+                    f"{path} is {damage} after {num_lines} complete lines, expected a complete file"
                 ) from error
             pending += decoder.decode(bytes(chunk))
             if chunk and len(pending) < block_bytes:
@@ -299,7 +298,7 @@ def _expect_short_lines(path: Path, content: bytes) -> None:
 def _opened(path: Path) -> IO[bytes]:
     with open(path, "rb") as file:
         magic = file.read(8)
-    if other := next((said for begin, said in _OTHERS.items() if magic.startswith(begin)), None):
+    if other := next((text for begin, text in _OTHERS.items() if magic.startswith(begin)), None):
         raise ContractError(f"{path} is {other}")
     if magic.startswith(b"\x1f\x8b"):
         return gzip.open(path)  # type: ignore[return-value]
@@ -335,7 +334,7 @@ class _Decoder:
                 chunk = self._decoder.decode(chunk, final=not chunk).encode()
             except UnicodeDecodeError as error:
                 raise ContractError(
-                    f"{self._path} is not in its encoding {error.encoding}: {error.reason}"
+                    f"{self._path} cannot be decoded as {error.encoding}: {error.reason}"
                 ) from error
         if self._ends_by_cr:
             return chunk.replace(b"\r", b"\n")
@@ -346,13 +345,13 @@ class _Decoder:
 
     def _begin(self, chunk: bytes) -> None:
         self._begun = True
-        if said := next((said for begin, said in _INSIDE.items() if chunk.startswith(begin)), None):
-            raise ContractError(f"{self._path} {said}")
+        if text := next((text for begin, text in _INSIDE.items() if chunk.startswith(begin)), None):
+            raise ContractError(f"{self._path} {text}")
         if chunk[257:262] == b"ustar":
             raise ContractError(f"{self._path} is a tar archive, expected it unpacked")
-        encoding = next((name for mark, name in _BOMS if chunk.startswith(mark)), None)
+        encoding = next((name for bom, name in _BOMS if chunk.startswith(bom)), None)
         head = chunk[:_HEAD_BYTES]
-        if encoding is None and len(head) >= _LEAST_HEAD and head.count(0) > len(head) // 4:
+        if encoding is None and len(head) >= _MIN_HEAD and head.count(0) > len(head) // 4:
             even, odd = head[::2].count(0), head[1::2].count(0)
             encoding = "utf-16-le" if odd > 4 * even else "utf-16-be" if even > 4 * odd else None
             if encoding is None:
@@ -501,8 +500,7 @@ class _Splitter:
             if here != names and sorted(here) == sorted(names):
                 raise ContractError(
                     f"line {self._block.first_line + at} names the columns in another order than "
-                    "line 1, "
-                    "expected files with different orders of columns to be separate"
+                    "line 1, expected one order of columns in the whole file"
                 )
         return found
 
@@ -518,11 +516,13 @@ class _Splitter:
         process the file line by line.
         """
         lines, dialect = self._lines, self._dialect
-        mark = dialect.delimiter.encode()
-        if mark.isspace() or mark + b"\n" not in self._block.content:
+        delimiter = dialect.delimiter.encode()
+        if delimiter.isspace() or delimiter + b"\n" not in self._block.content:
             return lines
         longer = pc.equal(pc.count_substring(lines, dialect.delimiter), dialect.num_fields)
-        longer = pc.and_(longer, pc.ends_with(lines, mark + b"\n")).to_numpy(zero_copy_only=False)
+        longer = pc.and_(longer, pc.ends_with(lines, delimiter + b"\n")).to_numpy(
+            zero_copy_only=False
+        )
         longer &= ~(
             _holds(lines, b'"') | _holds(lines, b"\r") | _holds(lines, b"\0") | self._is_record
         )
@@ -539,10 +539,10 @@ class _Splitter:
         return pc.replace_with_mask(lines, pa.array(longer), cut)
 
     def _irregular_line(self, line: int) -> int | None:
-        """Classify a line that is not a record by itself.
+        """Classify a line that is not a complete record.
 
-        Returns the last line that was classified. Returns None if the classification needs lines of
-        the next block.
+        Returns the index of the last line that was classified. Returns None if the classification
+        needs lines of the next block.
         """
         dialect, raw = self._dialect, self._lines[line].as_py()
         if self._is_header[line]:
@@ -560,7 +560,7 @@ class _Splitter:
         if "\r" in text.removesuffix("\n").removesuffix("\r"):
             return self._reject(line, line, "it has a carriage return inside the line")
         if trimmed := self._without_trailing(text):
-            return self._take(line, trimmed)
+            return self._accept(line, trimmed)
         text = text.replace("\r\n", "\n")
         fields = dialect.fields_of(text)
         if self._is_comment(line, text):
@@ -568,7 +568,7 @@ class _Splitter:
             return line
         if fields is not None:
             if len(fields) == dialect.num_fields:  # a field contains a quote
-                return self._take(line, dialect.plain(fields))
+                return self._accept(line, dialect.plain(fields))
             return self._reject(
                 line, line, f"{len(fields)} columns, expected {dialect.num_fields}{self._as_header}"
             )
@@ -598,10 +598,10 @@ class _Splitter:
         Returns None if the line has no empty fields at its end, or if the shorter line is not a
         record.
         """
-        mark = self._dialect.delimiter
+        delimiter = self._dialect.delimiter
         body = text.rstrip("\r\n")
-        while body.endswith(mark):
-            body = body[: -len(mark)]
+        while body.endswith(delimiter):
+            body = body[: -len(delimiter)]
             if self._dialect.is_record(f"{body}\n"):
                 return self._dialect.plain(self._dialect.fields_of(f"{body}\n") or [])
         return None
@@ -637,7 +637,7 @@ class _Splitter:
             self._is_record[line : end + 1] = self._in_record[line : end + 1] = False
             return self._reject(line, end, "a quote opens here, and its closing quote is ambiguous")
         if literal is not None:
-            return self._take(line, literal)
+            return self._accept(line, literal)
         return self._reject(line, line, "a quote is not closed")
 
     def _may_close(self, text: str) -> bool:
@@ -649,7 +649,7 @@ class _Splitter:
             self._alone[line] = self._dialect.is_record(text)
         return self._alone[line]
 
-    def _take(self, line: int, text: str) -> int:
+    def _accept(self, line: int, text: str) -> int:
         self._is_record[line] = self._in_record[line] = True
         self._changed[line] = text.replace("\r\n", "\n").encode()
         return line

@@ -17,8 +17,8 @@ import pyarrow.compute as pc
 
 from evergreen.config.data import WEIGHT
 from evergreen.config.features import Features
+from evergreen.contracts.category_texts import TextCounts
 from evergreen.contracts.raw_rows import EVENT_TIME, SERVED_BY
-from evergreen.contracts.words import WordCounts
 from evergreen.rows.archived_rows import bounded_batches, reading_parquet
 from evergreen.rows.raw_schema import (
     BATCH_ROWS,
@@ -38,7 +38,7 @@ from evergreen.rows.raw_schema import (
     record_malformed,
     texts,
     whole_numbers,
-    without_missing_words,
+    without_missing_texts,
     without_rows,
 )
 from evergreen.rows.times import TimeSpan, to_micros
@@ -64,10 +64,10 @@ class RawParquet:
     features that are not read."""
     weighted: bool = False
     """Whether rows have weights. If a file has no weight column, each row has weight 1."""
-    with_words: bool = False
+    with_strings: bool = False
     """Whether strings and integers are returned in the form in which the lake stores them. If
     False, strings and integers are converted to categories."""
-    words: WordCounts | None = None
+    text_counts: TextCounts | None = None
     """Counter of the texts in the rows. None = texts are not counted."""
     has_times: bool = True
     """See `Reader.has_times`."""
@@ -106,7 +106,7 @@ class RawParquet:
 
     @cached_property
     def _schema(self) -> Any:
-        schema_of = lake_schema if self.with_words else raw_schema
+        schema_of = lake_schema if self.with_strings else raw_schema
         return schema_of(self.features, weighted=self.weighted)
 
     def _group_batches(
@@ -167,16 +167,16 @@ class RawParquet:
             values = values.cast(values.type.value_type)
         if name not in (*self.features.categorical, *self.features.lists):
             if name in self.features.numeric and is_text(values.type):
-                values = without_missing_words(values)
+                values = without_missing_texts(values)
             return values.cast(wanted) if values.type != wanted else values
         # A text of digits is converted to its whole number. `find_schema_mismatches` reports that
         # the column has an unexpected type.
-        holds_words = name in self.features.words
-        if self.words and holds_words and not pa.types.is_integer(values.type):
-            self.words.add(name, texts(values))
-        if not self.with_words:
-            return categories(values, holds_words=holds_words)
-        return texts(values) if holds_words else whole_numbers(values)
+        is_string = name in self.features.string_features
+        if self.text_counts and is_string and not pa.types.is_integer(values.type):
+            self.text_counts.add(name, texts(values))
+        if not self.with_strings:
+            return categories(values, is_string=is_string)
+        return texts(values) if is_string else whole_numbers(values)
 
     def _may_hold(self, group: Any) -> bool:
         """Return whether a row group may contain rows to read.

@@ -36,10 +36,10 @@ from numpy.typing import NDArray
 
 from evergreen.config.data import WEIGHT
 from evergreen.config.extraction import ExtractionSettings
-from evergreen.config.features import MAX_CATEGORY, TRUTH_WORDS, Features, category_of
+from evergreen.config.features import BOOLEAN_TEXTS, MAX_CATEGORY, Features, category_of
 from evergreen.contracts import raw_rows
 from evergreen.contracts.manifests import Model
-from evergreen.contracts.values import EXACT_BELOW, NoCategory, is_missing_word, word_of
+from evergreen.contracts.values import EXACT_BELOW, NoCategory, is_missing_text, text_of_value
 from evergreen.contracts.workflow import FeatureWorkflow
 from evergreen.registry.models import verified_part
 from evergreen.rows import archived_rows
@@ -145,7 +145,9 @@ def find_schema_mismatches(
                 if each.name in features.lists and is_list(each.type)
                 else each.type
             )
-            is_fit = _is_number(of_values) or (each.name in features.words and is_text(of_values))
+            is_fit = _is_number(of_values) or (
+                each.name in features.string_features and is_text(of_values)
+            )
             if each.name in features.lists and not pa.types.is_null(each.type):
                 is_fit = is_fit and is_list(each.type)
             if not is_fit:
@@ -178,8 +180,9 @@ def _is_number(found: Any) -> bool:
 logger = logging.getLogger(__name__)
 
 CHECKED_FROM_ROWS = 10_000
-"""After this number of rows, a file is checked while it is read. If the file has too many malformed
-rows, the step stops without reading the rest of the file. Each file is checked again at its end."""
+"""Number of rows from which on the share of malformed rows is checked while a file is read. If the
+share is too large, the step stops without reading the rest of the file. The share is checked again
+at the end of each file."""
 _NUM_EXAMPLES = 3
 Named = Callable[[Path], str]
 """Function that converts the path of a file to its displayed name."""
@@ -225,7 +228,7 @@ class MalformedRows:
         self._counts: dict[Path, _FileCounts] = {}
         self._mismatches: dict[str, SchemaMismatch] = {}
         self._absent: dict[Path, tuple[int, frozenset[str]]] = {}
-        """Start of the day of each file, and the names of the features that the file lacks."""
+        """For each file, the start of its day and the names of the features that it lacks."""
         self._file: IO[str] | None = None
 
     def __enter__(self) -> "MalformedRows":
@@ -256,7 +259,7 @@ class MalformedRows:
     def __getstate__(self) -> dict[str, Any]:
         """Return the state of the collector, which another process can merge.
 
-        The result lacks the open file and the function for displayed names.
+        The state excludes the open file and the function that shortens file names for messages.
         """
         return {**self.__dict__, "_file": None, "_named": str}
 
@@ -308,7 +311,7 @@ class MalformedRows:
         self._unfit |= other._unfit
 
     def add_mismatches(self, columns: Iterable[SchemaMismatch]) -> None:
-        """Record schema mismatches of a file.
+        """Add a file's columns that do not match the schema.
 
         Only the first mismatch of each column is recorded.
         """
@@ -391,11 +394,11 @@ class MalformedRows:
             )
         if without[last] > min(with_it):
             for path in [path for path, day in without.items() if day > min(with_it)]:
-                lacks = (
-                    f"{self._named(path)} lacks the column {feature}, which a file of an "
-                    "earlier day has; expected"
+                message = (
+                    f"{self._named(path)} lacks the column {feature}, which a file of an earlier "
+                    "day has; expected the column in the files of all later days"
                 )
-                self.add_unfit(path, ContractError(f"{lacks} it in the files of all later days"))
+                self.add_unfit(path, ContractError(message))
             return
         logger.warning(
             "%d of %d files lack the column %s", len(without), len(self._absent), feature
@@ -468,19 +471,19 @@ def raw_batch(columns: dict[str, Any], schema: Any) -> Any:
     )
 
 
-def texts(values: Any, *, holds_words: bool = True) -> Any:
-    """Return the texts (Arrow string) of a column's values, in the spelling of `word_of`.
+def texts(values: Any, *, is_string: bool = True) -> Any:
+    """Return the texts (Arrow string) of a column's values, in the spelling of `text_of_value`.
 
     Args:
-        values: Arrow array of texts, bytes, truth values or whole numbers.
-        holds_words: Whether the type of the feature is `string`.
+        values: Arrow array of texts, bytes, booleans or whole numbers.
+        is_string: Whether the type of the feature is `string`.
 
     Raises:
         pa.ArrowException: A value is not a category, or is bytes that are not UTF-8.
     """
     kind = values.type
     if is_text(kind):
-        return _of_distinct(values, lambda word: word, pa.string(), holds_words=holds_words)
+        return _of_distinct(values, lambda word: word, pa.string(), is_string=is_string)
     if pa.types.is_floating(kind):
         values = _exact_whole(values)
     elif pa.types.is_decimal(kind):
@@ -488,7 +491,7 @@ def texts(values: Any, *, holds_words: bool = True) -> Any:
     return values.cast(pa.string())
 
 
-def categories(values: Any, *, holds_words: bool = True) -> Any:
+def categories(values: Any, *, is_string: bool = True) -> Any:
     """Convert values to their categories (Arrow int64). Each distinct value is hashed once.
 
     Raises:
@@ -505,7 +508,7 @@ def categories(values: Any, *, holds_words: bool = True) -> Any:
             return signed
     if not is_text(values.type):
         values = texts(values)
-    return _of_distinct(values, category_of, pa.int64(), holds_words=holds_words)
+    return _of_distinct(values, category_of, pa.int64(), is_string=is_string)
 
 
 def whole_numbers(values: Any) -> Any:
@@ -513,7 +516,7 @@ def whole_numbers(values: Any) -> Any:
 
     The Arrow type of the result is int64.
 
-    Truth values, and numbers that need 64 unsigned bits, are stored as their categories. A stored
+    Booleans, and numbers that need 64 unsigned bits, are stored as their categories. A stored
     category does not change when it is converted again.
 
     Raises:
@@ -527,12 +530,12 @@ def whole_numbers(values: Any) -> Any:
     if pa.types.is_uint64(kind) or pa.types.is_decimal(kind):
         values = texts(values)
     if is_text(values.type):
-        return _of_distinct(values, _number_or_category, pa.int64(), holds_words=False)
+        return _of_distinct(values, _number_or_category, pa.int64(), is_string=False)
     return values.cast(pa.int64())
 
 
 def _number_or_category(word: str) -> int:
-    if word in TRUTH_WORDS or int(word) >= 2**63:
+    if word in BOOLEAN_TEXTS or int(word) >= 2**63:
         return category_of(word)
     return int(word)
 
@@ -548,15 +551,15 @@ def _exact_whole(values: Any) -> Any:
     is_large = pc.greater_equal(pc.abs(values), float(exact_below))
     if pc.any(is_large).as_py():
         try:
-            word_of(values.filter(is_large)[0].as_py(), holds_words=False, exact_below=exact_below)
+            text_of_value(
+                values.filter(is_large)[0].as_py(), is_string=False, exact_below=exact_below
+            )
         except NoCategory as error:
             raise pa.ArrowInvalid(str(error)) from error
     return values.cast(pa.int64())
 
 
-def _of_distinct(
-    values: Any, convert: Callable[[str], Any], kind: Any, *, holds_words: bool
-) -> Any:
+def _of_distinct(values: Any, convert: Callable[[str], Any], kind: Any, *, is_string: bool) -> Any:
     """Apply `convert` to the canonical form of each text, once for each distinct text.
 
     The Arrow type of the result is `kind`. Missing texts become null.
@@ -565,7 +568,7 @@ def _of_distinct(
     found: list[Any] = []
     for text in encoded.dictionary.to_pylist():
         try:
-            word = word_of(text, holds_words=holds_words)
+            word = text_of_value(text, is_string=is_string)
         except NoCategory as error:
             raise pa.ArrowInvalid(str(error)) from error
         found.append(None if word is None else convert(word))
@@ -625,11 +628,11 @@ def nan_to_null(values: Any) -> Any:
     return pc.if_else(pc.is_nan(values), pa.scalar(None, values.type), values)
 
 
-def without_missing_words(values: Any) -> Any:
+def without_missing_texts(values: Any) -> Any:
     """Return texts (Arrow) of a numeric column. Texts that mean "no value" become null."""
     encoded = values.dictionary_encode()
     is_missing = pa.array(
-        [is_missing_word(text) for text in encoded.dictionary.to_pylist()], pa.bool_()
+        [is_missing_text(text) for text in encoded.dictionary.to_pylist()], pa.bool_()
     )
     return pc.if_else(is_missing.take(encoded.indices), pa.scalar(None, values.type), values)
 
@@ -716,9 +719,9 @@ def plain_value(value: Any) -> Any:
 
 def without_rows(batch: Any, positions: Iterable[int]) -> Any:
     """Return `batch` without the rows at `positions`."""
-    sound = np.ones(batch.num_rows, dtype=bool)
-    sound[list(positions)] = False
-    return batch if sound.all() else batch.filter(pa.array(sound))
+    is_valid = np.ones(batch.num_rows, dtype=bool)
+    is_valid[list(positions)] = False
+    return batch if is_valid.all() else batch.filter(pa.array(is_valid))
 
 
 FILE_ROWS = 4 * BATCH_ROWS

@@ -74,7 +74,7 @@ class Texts(Protocol):
 
 
 class _Lines:
-    """Original texts of the rows of a file in which each row is one record (see `Texts`)."""
+    """Original text of each row, for a file that has one row per record (see `Texts`)."""
 
     def __init__(self, lines: LineTexts) -> None:
         self._lines = lines
@@ -192,10 +192,10 @@ class _Parser:
             + ", ".join(f"'c{i}': 'VARCHAR'" for i in range(dialect.num_fields))
             + "}",
         }
-        said = ", ".join(f"{name} = {value}" for name, value in options.items())
+        arguments = ", ".join(f"{name} = {value}" for name, value in options.items())
         columns = ", ".join(f"c{at} AS w{i}" for i, at in enumerate(positions)) or "1 AS w0"
         found = self._connection.sql(
-            f"SELECT {columns} FROM read_csv({sql_path(path)}, {said})"
+            f"SELECT {columns} FROM read_csv({sql_path(path)}, {arguments})"
         ).to_arrow_table()
         return found if positions else found.select([])
 

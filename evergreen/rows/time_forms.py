@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from evergreen.contracts.values import is_missing_word
+from evergreen.contracts.values import is_missing_text
 from evergreen.rows.raw_schema import TIME_TYPE
 from evergreen.rows.times import DAY_MICROS, to_iso, to_micros
 from evergreen.rows.values import Parsed, is_text, matching, missing_texts, plain
@@ -31,7 +31,7 @@ USUAL = to_micros(datetime(2000, 1, 1))
 """Start of the period of common event times. The reader accepts earlier times with a warning."""
 _SURE_HUNDREDS = 24
 """Minimum number of values that differ in more than their last two digits. With fewer such values,
-a column of counts of time units can look like calendar digits by chance."""
+numbers such as Unix seconds can look like calendar digits by chance."""
 _FITTING_SHARE = 0.9
 """Minimum share of a column's distinct values that a format must parse. Values that the format
 cannot parse are malformed."""
@@ -122,8 +122,8 @@ FORMS: dict[str, Callable[[int, float], int | None]] = {
     "microseconds": _counted(1_000_000),
     "nanoseconds": _counted(1_000_000_000),
 }
-"""Formats of numbers, by their names in a recommender's file. Counts of time units start in 1970.
-Formats of calendar digits come first, because few numbers fit them by chance."""
+"""Formats of numbers, by their names in a recommender's file. A format such as `seconds` counts the
+time since 1970. Formats of calendar digits come first, because few numbers fit them by chance."""
 NAMES = (ISO, *FORMS)
 """Values that `data.time_format` accepts."""
 
@@ -149,7 +149,7 @@ def find_form(column: Any, *, now: float, name: str) -> str:
     if pa.types.is_nested(column.type):
         raise ContractError(f"{name} is of type {column.type}, expected times")
     distinct = pc.unique(column.drop_null())
-    values = [value for value in distinct.to_pylist() if not is_missing_word(str(value))]
+    values = [value for value in distinct.to_pylist() if not is_missing_text(str(value))]
     if not values:
         return ISO
     texts = [_plain_text(value) for value in values]
@@ -176,7 +176,8 @@ def find_form(column: Any, *, now: float, name: str) -> str:
     example = f"{name} is {values[0]!r}"
     if fitting:
         raise ContractError(
-            f"{example}, which can be {' or '.join(fitting)}, expected data.time_format to name one"
+            f"{example}, which can be {' or '.join(fitting)}; expected one of these names as "
+            "data.time_format"
         )
     spans = _spans_of(texts, numbers)
     raise ContractError(

@@ -2,7 +2,7 @@
 
 Each kind of column has a rule. The rule converts an Arrow array of any type to the raw type. A
 missing or malformed value becomes null. Malformed values are also marked. Texts are parsed once for
-each distinct value. `contracts.values` defines missing texts and truth values, and `time_forms`
+each distinct value. `contracts.values` defines missing texts and booleans, and `time_forms`
 defines times.
 """
 
@@ -51,7 +51,7 @@ class ValueRule:
     """Function that converts an array of texts to an array of `type`. The texts are distinct, and
     none of them means a missing value. A malformed text becomes null."""
     of_typed: Callable[[Any], Any]
-    """Function that converts an array of numbers, truth values or times to an array of `type`. A
+    """Function that converts an array of numbers, booleans or times to an array of `type`. A
     malformed value becomes null."""
     is_required: bool = False
     """Whether a row with a missing value is malformed."""
@@ -88,11 +88,11 @@ class ValueRule:
         return Parsed(found, is_missing, pc.and_not(found.is_null(), is_missing))
 
 
-_MISSING = pa.array(sorted(meanings.MISSING_WORDS))
+_MISSING = pa.array(sorted(meanings.MISSING_TEXTS))
 
 
 def missing_texts(texts: Any) -> Any:
-    """Return which texts of an Arrow array mean that there is no value."""
+    """Return a mask of the texts in an Arrow array that stand for a missing value."""
     return pc.is_in(pc.utf8_trim_whitespace(texts), value_set=_MISSING.cast(texts.type))
 
 
@@ -111,8 +111,8 @@ def plain(column: Any) -> Any:
 
 
 def _decoded(value: bytes | None) -> str | None:
-    # A byte that is not UTF-8 makes only its row malformed. The invalid byte becomes the
-    # replacement character, which no rule accepts.
+    # An invalid byte is replaced by the replacement character, which no rule accepts. Only the row
+    # with the invalid byte is therefore malformed.
     return None if value is None else value.decode(errors="replace")
 
 
@@ -228,26 +228,26 @@ LABELS = ValueRule(
 )
 
 
-def _places_of_text(texts: Any) -> Any:
-    return _mixed(texts, pa.nulls(len(texts), pa.int32()), _place_of_text)
+def _positions_of_text(texts: Any) -> Any:
+    return _mixed(texts, pa.nulls(len(texts), pa.int32()), _position_of_text)
 
 
-def _place_of_text(text: str) -> int | None:
+def _position_of_text(text: str) -> int | None:
     number = _whole_of_text(text)
     return None if number is None or not 0 <= number < 2**31 else number
 
 
-def _places_of_typed(column: Any) -> Any:
+def _positions_of_typed(column: Any) -> Any:
     return pc.if_else(pc.greater_equal(column, 0), column, pa.scalar(None, column.type)).cast(
         pa.int32()
     )
 
 
-PLACES = ValueRule(
+POSITIONS = ValueRule(
     type=pa.int32(),
     expected="a whole number of 0 or more",
-    of_text=_places_of_text,
-    of_typed=_places_of_typed,
+    of_text=_positions_of_text,
+    of_typed=_positions_of_typed,
     is_required=True,
 )
 
@@ -268,7 +268,7 @@ def _whole_of_text(text: str) -> int | None:
     is_plain = digits == "0" or not digits.startswith("0")
     return (
         number
-        if is_exact and is_plain and meanings.LEAST_WHOLE <= number < meanings.END_OF_WHOLE
+        if is_exact and is_plain and meanings.MIN_WHOLE <= number < meanings.END_OF_WHOLE
         else None
     )
 
@@ -301,7 +301,7 @@ def _whole_numbers(column: Any) -> Any:
             None if number is None or number != int(number) else int(number)
             for number in column.to_pylist()
         ]
-        least, end = meanings.LEAST_WHOLE, meanings.END_OF_WHOLE
+        least, end = meanings.MIN_WHOLE, meanings.END_OF_WHOLE
         kept = [
             None if number is None or not least <= number < end else number for number in numbers
         ]
@@ -336,38 +336,38 @@ CATEGORIES = ValueRule(
 )
 
 
-def _word_of_text(text: str) -> str | None:
+def _string_of_text(text: str) -> str | None:
     if (
         _LONG_FLOAT.fullmatch(text)
         and abs(float(text)) >= meanings.EXACT_FLOATS
         or "\ufffd" in text
     ):
         return None
-    return meanings.word_of(text, holds_words=True)
+    return meanings.text_of_value(text, is_string=True)
 
 
 _UNUSUAL_WORD = "(?i)^\\s*(true|false)\\s*$|^[+-]?[0-9]{16,}\\.[0-9]*$|\ufffd"
 
 
-def _words_of_text(texts: Any) -> Any:
+def _strings_of_text(texts: Any) -> Any:
     usual = pc.if_else(
         pc.match_substring_regex(texts, _UNUSUAL_WORD), pa.scalar(None, texts.type), texts
     )
-    return _mixed(texts, usual, _word_of_text)
+    return _mixed(texts, usual, _string_of_text)
 
 
-def _words_of_typed(column: Any) -> Any:
+def _strings_of_typed(column: Any) -> Any:
     if pa.types.is_boolean(column.type):
-        true, false = (meanings.word_of(value, holds_words=True) for value in (True, False))
+        true, false = (meanings.text_of_value(value, is_string=True) for value in (True, False))
         return pc.if_else(column, true, false)
     return _whole_numbers(column).cast(pa.string())
 
 
-WORDS = ValueRule(
+STRINGS = ValueRule(
     type=pa.string(),
     expected="a text in UTF-8, a whole number written exactly, or nothing",
-    of_text=_words_of_text,
-    of_typed=_words_of_typed,
+    of_text=_strings_of_text,
+    of_typed=_strings_of_typed,
 )
 
 
@@ -439,7 +439,7 @@ class ListRule:
                 return [_json_element(element) for element in json.loads(stripped)]
             except (ValueError, RecursionError):
                 return _python_list(stripped)
-        if meanings.is_missing_word(text):
+        if meanings.is_missing_text(text):
             return []
         return [
             part.strip() if self.separator != " " else part

@@ -195,8 +195,8 @@ def _with_checksum(document: str) -> str:
 
 
 def _has_checksum(line: bytes) -> bool:
-    head, mark, tail = line.rpartition(_CHECKSUM)
-    return bool(mark) and tail == _digits(head) + b'"}'
+    head, separator, tail = line.rpartition(_CHECKSUM)
+    return bool(separator) and tail == _digits(head) + b'"}'
 
 
 def _without_checksum(line: bytes) -> bytes:
@@ -207,8 +207,8 @@ def _without_checksum(line: bytes) -> bytes:
     Raises:
         ValueError: the line differs from its checksum.
     """
-    head, mark, tail = line.rpartition(_CHECKSUM)
-    if not mark:
+    head, separator, tail = line.rpartition(_CHECKSUM)
+    if not separator:
         return line
     if not _has_checksum(line):
         raise ValueError(

@@ -89,7 +89,7 @@ def exits_with_code(main: Callable[P, int]) -> Callable[P, int]:
         except BrokenPipeError as error:
             return (
                 ExitCode.DONE
-                if _reader_has_gone()
+                if _is_output_closed()
                 else _print_error("error", error, ExitCode.FAILED)
             )
         except Refused as error:
@@ -111,7 +111,7 @@ def exits_with_code(main: Callable[P, int]) -> Callable[P, int]:
     return run
 
 
-def _reader_has_gone() -> bool:
+def _is_output_closed() -> bool:
     """Return whether the reader of the output pipe is gone.
 
     If the reader is gone, output that is not yet printed is dropped.

@@ -42,8 +42,8 @@ _WAIT_SECONDS = 1.0
 def available_cores() -> int:
     """Return the number of cores that this process may use.
 
-    The CPU affinity and the CPU limit of the container both limit the number. A fractional CPU
-    limit is rounded up.
+    The result is the smaller of the CPU affinity and the CPU limit of the container. A fractional
+    CPU limit is rounded up.
     """
     cores = len(os.sched_getaffinity(0))
     try:
@@ -106,8 +106,9 @@ def shares(
     """Divide the items into at most `number` consecutive shares of nearly equal weight.
 
     Shares without an item are not returned. Weights are positive, and the default weight of an item
-    is 1. An item belongs to the share that contains the middle of the item's weight. A share
-    therefore differs from the ideal size by at most half an item at each end.
+    is 1. Imagine the items as intervals on a line, each as long as its weight, and the line divided
+    into `number` equal parts. An item belongs to the part that contains the midpoint of its
+    interval.
 
     >>> shares("abcde", 2), shares("a", 3), shares([1, 1, 1, 9], 2, weight=float)
     ([['a', 'b'], ['c', 'd', 'e']], [['a']], [[1, 1, 1], [9]])

@@ -67,7 +67,7 @@ class FailedRun:
     """Display name. Other runs may have the same name."""
     run_id: str
     text: str
-    """How the run ended according to Kubeflow: state, failed tasks, message."""
+    """Final state of the run in Kubeflow, with the failed tasks and the message."""
     link: str
     """Address of the run's page."""
 
@@ -80,9 +80,9 @@ class KubeflowServer:
         namespace: Namespace in a multi-user installation. The namespace must be empty in a
             single-user installation.
         token_file: File with the token. The file is read again for each request. If `token_file` is
-            empty, the token is read from the file that kfp's own variable names, or else from the
-            file of the pod's projected token. If the default file is absent, no token is sent. A
-            single-user installation needs no token.
+            empty, the file is the one in kfp's own environment variable. If the variable is not
+            set, the file is the pod's projected token. If this default file is absent, no token is
+            sent. A single-user installation needs no token.
         timeout_seconds: Timeouts of each request: one for connecting, and one for reading.
 
     Every method raises TemporaryError if the server does not answer, reports an error of its own,
@@ -90,7 +90,7 @@ class KubeflowServer:
     request.
 
     Raises:
-        ContractError: `token_file` is given and absent.
+        ContractError: The file `token_file` does not exist.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class KubeflowServer:
             with redirect_stdout(sys.stderr):
                 yield
         except (TemporaryError, PermanentError) as error:
-            # A nested call has translated the error already. Only the action is prepended to the
+            # A nested call has translated the error already. Add only the action, in front of the
             # message.
             raise type(error)(f"{prefix}{error}") from error
         except ApiException as error:
@@ -403,7 +403,7 @@ itself."""
 
 
 def describe_end(run: Any) -> str:
-    """Return how an ended run ended according to Kubeflow: state, failed tasks, message.
+    """Return the final state of a run in Kubeflow, with the failed tasks and the message.
 
     A run has no message if its first pod could not be created. A task is named `executor` only if
     it is the pod of a step.

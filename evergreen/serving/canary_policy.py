@@ -66,13 +66,14 @@ _ACTIONS = {PASS: GROW, FAIL: ABORT, INCONCLUSIVE: HOLD}
 _Z_95 = NormalDist().inv_cdf(0.975)
 """Half width of a 95 % interval in standard errors."""
 MIN_REQUESTS = 50
-"""Minimum number of requests that contain a click. The same number of requests must contain a row
-without a click. Fewer requests give no reliable standard error."""
+"""Minimum number of requests with a click, and minimum number of requests with a non-click. Fewer
+requests give no reliable standard error."""
 STEADY_MEAN = 10
 """Latency can abort a canary only if each arm has at least `STEADY_MEAN * min_requests` requests,
 because one stall changes the mean of a hundred requests by half. In simulations, one request in 500
-took 100 ms, and all other requests took 1 ms. An equal model was aborted in 18 % of stages after
-100 requests, but only in 2 % after 1000 requests."""
+took 100 ms, and all other requests took 1 ms. With 100 requests per stage, an equally fast model
+was aborted in 18 % of the stages. With 1000 requests per stage, it was aborted in only 2 % of the
+stages."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -89,8 +90,9 @@ class Pairs:
     canary: NDArray[np.float32]
     """[n] probabilities of the canary, from served requests or shadow traffic."""
     groups: NDArray[np.int64]
-    """[n] user id of each row. A row without a user gets the number of its request instead. If
-    other rows have users, the numbers of requests are negative."""
+    """[n] group of each row. The group is the user id, or the number of the request if the row has
+    no user. If only some rows have no user, their request numbers are negative, so that they differ
+    from user ids."""
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -112,7 +114,7 @@ class ArmCounts:
 
     @property
     def computed(self) -> float:
-        """Successful requests that the model computed and the response cache did not answer."""
+        """Return the number of successful requests that were not served from the response cache."""
         return self.success - self.cache_hits
 
     @property
@@ -172,13 +174,13 @@ class CanaryPolicy:
     """Tolerated increase of the log loss in nats per row."""
     min_requests: int = 100
     """Minimum number of requests that each arm needs at a stage before errors and latency are
-    evaluated. Excessive latency only holds the canary until each arm has ten times as many
-    requests."""
+    evaluated. With less than ten times this number, excessive latency can hold the canary but not
+    abort it."""
     error_margin: float = 0.01
     """Maximum difference between the failure rates of the canary and the stable arm."""
     error_alpha: float = 0.001
-    """Maximum probability that the check of errors aborts a model at a stage, if the failure rate
-    of the model is within the margin."""
+    """Maximum probability of a false abort by the failure rate, for each stage. An abort is false
+    if the failure rate is within the margin."""
     max_latency_ratio: float = 1.5
     """Maximum ratio of two mean latencies: the canary's divided by the stable arm's."""
 
@@ -211,7 +213,9 @@ class CanaryPolicy:
         return self.alpha / (self.max_looks * 2)
 
     def growth_level(self, look: int) -> float:
-        """Return the significance level of the growth tests at look number `look`, from 1.
+        """Return the significance level of the growth tests at a look.
+
+        The first look has the number 1.
 
         >>> policy = CanaryPolicy(max_looks=2, growth_alpha=0.03)
         >>> policy.growth_level(1), policy.growth_level(2)
@@ -263,7 +267,7 @@ class PairsDecision:
     look: int
     """Number of looks for which enough pairs have arrived."""
     pairs_needed: int | None = None
-    """Number of additional pairs until the next look. None if no look remains, or if the decision
+    """Number of additional pairs until the next look. None after the last look, or if the decision
     is already made."""
     auc: ArmDifference | None = None
     log_loss: ArmDifference | None = None
@@ -289,7 +293,10 @@ class CanaryDecision:
     def of(
         cls, by_counts: CountsDecision, by_pairs: PairsDecision | None = None
     ) -> "CanaryDecision":
-        """Return the decision that follows from all checks. The worst check decides."""
+        """Return the decision that follows from all checks.
+
+        The decision follows from the check with the worst result.
+        """
         found = cls(action=HOLD, reason="", by_counts=by_counts, by_pairs=by_pairs)
         return replace(found, action=_ACTIONS[decide(found.checks)], reason=headline(found.checks))
 
@@ -363,7 +370,7 @@ def _check_minimum(name: str, value: float, minimum: float) -> Check:
 
 
 def _check_latency(counts: BothCounts, policy: CanaryPolicy) -> tuple[float | None, Check]:
-    """Return the ratio of the mean times, and the check of the ratio.
+    """Return the ratio of the two mean latencies, and the check of this ratio.
 
     With too few requests, the ratio is None, and the check shows how many requests are missing.
     """
@@ -375,7 +382,7 @@ def _check_latency(counts: BothCounts, policy: CanaryPolicy) -> tuple[float | No
     ratio = canary.mean_ms / stable.mean_ms
     result, detail = (
         PASS,
-        f"mean time in the model is {canary.mean_ms:.3g} ms, stable's {stable.mean_ms:.3g} ms",
+        f"mean inference time is {canary.mean_ms:.3g} ms, stable's {stable.mean_ms:.3g} ms",
     )
     if ratio > policy.max_latency_ratio:
         result = FAIL if timed >= enough else INCONCLUSIVE
@@ -388,7 +395,7 @@ def _check_latency(counts: BothCounts, policy: CanaryPolicy) -> tuple[float | No
 
 
 def check_pairs(pairs: Pairs, policy: CanaryPolicy) -> PairsDecision:
-    """Check the labels at the last look for which there are enough pairs."""
+    """Check the labels at the latest look whose number of pairs has been reached."""
     look = sum(size <= len(pairs) for size in policy.looks)
     needed = policy.looks[look] - len(pairs) if look < policy.max_looks else None
     differences = measure_differences(pairs.first(policy.looks[look - 1])) if look else None

@@ -1,9 +1,9 @@
 """Read the two stored copies of a version's files, and restore corrupt copies.
 
 One copy is in Triton's repository, and the other copy is in the model registry. Each copy is
-compared with the hashes in the version's `Release` and in its record in the repository. If a copy
-is corrupt, the error names the corrupt copy, and the intact copy is used, or it replaces the
-corrupt copy.
+compared with the hashes in the version's `Release` and in its record in the repository. If one copy
+is corrupt, the error message names this copy. The functions then use the intact copy, or replace
+the corrupt copy by the intact copy.
 """
 
 import logging
@@ -58,7 +58,7 @@ def golden_rows(repository: ModelRepository, store: Path, version: int) -> Golde
     )
 
 
-def check_kept(store: Path, release: Release) -> None:
+def check_stored_copy(store: Path, release: Release) -> None:
     """Check the model registry's copy of the version against the hashes of its release.
 
     Raises:
@@ -87,7 +87,7 @@ def find_corrupt(folders: VersionFolders, store: Path, version: int) -> list[str
         problems += _corrupt_files(folders, version, record.files, found=folders.hashes(version))
     if graph_folder(store, version).exists():
         try:
-            check_kept(store, release)
+            check_stored_copy(store, release)
         except ContractError as error:
             problems.append(str(error))
     return problems
@@ -133,7 +133,7 @@ def _heal_published(
     if not problems:
         return []
     try:
-        check_kept(store, release)
+        check_stored_copy(store, release)
     except ContractError as error:
         raise ContractError(f"{'; '.join(problems)}; the copy is corrupt too: {error}") from error
     made = assemble(version, graph_folder(store, version), record.options if record else options)

@@ -1,10 +1,10 @@
 """Check that the graph computes the same scores from raw rows as training from encoded rows.
 
 The input is the raw holdout rows and the scores that evaluation stored for them. Evaluation
-computed these scores from the rows that preprocessing had encoded, and with the network in the
-training code. The graph runs in this process on one thread, and a difference above `TOLERANCE` is
-an error. A sample of the rows becomes the version's golden rows, with which the served model is
-probed later.
+computed these scores with the network of the training code, from rows that preprocessing had
+encoded. The graph runs in this process on one thread, and a difference above `TOLERANCE` is an
+error. A sample of the rows becomes the version's golden rows, with which the served model is probed
+later.
 """
 
 import io
@@ -153,7 +153,7 @@ def read_held_out(raw: RawDataset, verdict: Verdict, *, max_rows: int = MAX_ROWS
             break
     if count < min(len(scores), max_rows):
         raise ContractError(
-            f"{raw.holdout_uri} has {count} holdout rows, expected {len(scores)} as scored"
+            f"{raw.holdout_uri} has {count} holdout rows, expected {len(scores)} as in the scores"
         )
     taken = min(len(scores), max_rows)
     rows = GoldenRows(

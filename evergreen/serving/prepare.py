@@ -106,7 +106,8 @@ def prepare_request(
     check_belonging(model, verdict)
     if kind == RELEASE and not verdict.accepted and override is None:
         raise ContractError(
-            f"verdict on model {model.model_id} is {verdict.decision!r}, expected an accepted one"
+            f"verdict on model {model.model_id} is {verdict.decision!r}, expected an accepted "
+            "verdict"
         )
     request_id = new_id()
     prepare(store, request_id, candidate)

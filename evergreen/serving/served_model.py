@@ -45,8 +45,8 @@ class TritonPythonModel:
         The cores may be busy with the live version, so a separate thread of low priority opens the
         graph and scores golden rows in batches of all sizes. After the warm-up, the session has
         allocated the memory for its largest batch. Without the warm-up, the first batch of 1,024
-        rows caused 870 page faults. Linux sets the priority per thread and does not let it raise
-        again, so this thread ends after the load.
+        rows caused 870 page faults. Linux sets the priority per thread, and a lowered priority
+        cannot be raised again. The thread of low priority therefore ends after the load.
         """
         config = json.loads(args["model_config"])
         self._inputs = [tensor["name"] for tensor in config["input"]]

@@ -232,19 +232,19 @@ class Triton:
         """Return the probabilities [n] and the version of a reply."""
         reply, wanted = answer.get_response(), PROBABILITY_OUTPUT
         if reply.model_name != name:
-            raise self._odd(name, f"as model {reply.model_name!r}")
+            raise self._unexpected_reply(name, f"as model {reply.model_name!r}")
         # int() also accepts "+1" and 5,000 digits, which Triton never sends as a version.
         if not re.fullmatch("[1-9][0-9]{0,18}", reply.model_version, re.ASCII):
-            raise self._odd(name, f"from version {reply.model_version[:40]!r}")
+            raise self._unexpected_reply(name, f"from version {reply.model_version[:40]!r}")
         found = [(output.name, output.datatype) for output in reply.outputs]
         if found.count((wanted.name, wanted.datatype)) != 1 or len(dict(found)) != len(found):
-            raise self._odd(name, f"with outputs {found[:8]}")
+            raise self._unexpected_reply(name, f"with outputs {found[:8]}")
         scores = answer.as_numpy(wanted.name)
         if scores.dtype != np.float32:
-            raise self._odd(name, f"with {wanted.name} of type {scores.dtype}")
+            raise self._unexpected_reply(name, f"with {wanted.name} of type {scores.dtype}")
         return scores.ravel(), int(reply.model_version)
 
-    def _odd(self, name: str, how: str) -> PermanentError:
+    def _unexpected_reply(self, name: str, how: str) -> PermanentError:
         wanted = PROBABILITY_OUTPUT
         return PermanentError(
             f"triton {self.url} answered {name} {how}, expected one output {wanted.name} of type "
@@ -287,7 +287,7 @@ class Timeouts:
 
     lock_seconds: float = 120.0
     """Seconds until a request that no controller accepts is withdrawn. While a command waits, it
-    also tries to take the lock itself. 0 = try once."""
+    also tries to take the lock itself. If the timeout is 0, the command tries only once."""
     ready_seconds: float = 60.0
     """Seconds to wait until a loaded version is ready, or until a starting replica listens."""
     leave_seconds: float = 20.0
@@ -455,10 +455,11 @@ class Fleet:
     """Open connections to all servers of `urls`. Close the fleet after use.
 
     A new replica is added when the DNS name lists it. If a replica stops answering, this is an
-    error only while the DNS name still lists the replica. A closed port is not an error. A pod gets
-    its address minutes before its image is pulled, and must not delay a release or a rollback. The
-    fleet first waits until all other replicas serve, then waits for a replica with a closed port,
-    and finally skips it. The skipped replica reads the published configuration when it starts.
+    error only while the DNS name still lists the replica. A closed port is not an error. A starting
+    pod gets its address minutes before its port is open, and this wait must not delay a release or
+    a rollback. The fleet first waits until all other replicas serve, then waits for a replica with
+    a closed port, and finally skips it. The skipped replica reads the published configuration when
+    it starts.
 
     Raises:
         TemporaryError: a server does not answer, or a name has no address.
@@ -472,7 +473,7 @@ class Fleet:
         timeouts: Timeouts,
         resolve: Resolve = resolve,
     ) -> None:
-        self._urls, self._connect, self._patience, self._resolve = (
+        self._urls, self._connect, self._timeouts, self._resolve = (
             list(urls),
             connect,
             timeouts,
@@ -516,7 +517,7 @@ class Fleet:
             try:
                 act(server)
             except (TemporaryError, PermanentError) as error:
-                if not self._has_left(address):
+                if not self._is_unlisted(address):
                     raise
                 logger.info("triton %s has left: %s", address, error)
                 self._disconnect(address)
@@ -552,11 +553,11 @@ class Fleet:
             return None
         server = self._servers[address] = self._connect(address)
         try:
-            seconds = self._patience.ready_seconds if url.startswith(DNS) else 0.0
-            self._patience.until_done(server.check_live, seconds, but=NotListening)
+            seconds = self._timeouts.ready_seconds if url.startswith(DNS) else 0.0
+            self._timeouts.until_done(server.check_live, seconds, but=NotListening)
         except TemporaryError as error:
             is_starting = url.startswith(DNS) and isinstance(error, NotListening)
-            if not is_starting and not self._has_left(address):
+            if not is_starting and not self._is_unlisted(address):
                 raise
             self._disconnect(address)
             return None
@@ -571,7 +572,7 @@ class Fleet:
         Raises:
             TemporaryError: a server listens but does not answer, or no server is left.
         """
-        deadline = self._patience.clock() + self._patience.ready_seconds
+        deadline = self._timeouts.clock() + self._timeouts.ready_seconds
         while True:
             found = self._connect_to_listed()
             if self._urls and not self._servers:
@@ -579,19 +580,19 @@ class Fleet:
             starting = self._listed().keys() - self._servers.keys()
             if found or not starting:
                 return found
-            if self._patience.clock() >= deadline:
+            if self._timeouts.clock() >= deadline:
                 logger.warning(
                     "skipped, because nothing listens there: %s", ", ".join(sorted(starting))
                 )
                 return []
-            self._patience.sleep(self._patience.poll_seconds)
+            self._timeouts.sleep(self._timeouts.poll_seconds)
 
-    def _has_left(self, address: str) -> bool:
+    def _is_unlisted(self, address: str) -> bool:
         """Wait at most `leave_seconds`, and return whether `address` is no longer listed."""
         if address in self._urls:
             return False
-        return self._patience.until(
-            lambda: address not in self._listed(), self._patience.leave_seconds
+        return self._timeouts.until(
+            lambda: address not in self._listed(), self._timeouts.leave_seconds
         )
 
     def _disconnect(self, address: str) -> None:

@@ -6,13 +6,13 @@ profiles.
 
 A profile counts rows in cells: the buckets of a numeric column, or the listed values of a
 categorical column. For each cell, the profile also has sums over requests, because rows of one
-request are not independent. A list has two columns in the profile. The column with the list's name
-counts each element as a row. The other column (`features.LENGTH`) is the number of elements per
-row.
+request are not independent. A list has two columns in the profile. One column has the name of the
+list, and its rows are the elements of the list. The other column (`features.LENGTH`) contains the
+number of elements per row.
 
 A categorical column lists at most `LISTED` values, and all other values share one cell. `floor` is
-the maximum error of the counts. An unlisted value has at most `floor` rows, and a listed count may
-be too low by at most `floor`. If two profiles are merged, their floors are added.
+the maximum error of the counts. An unlisted value occurs in at most `floor` rows. The count of a
+listed value may be too low by at most `floor`. If two profiles are merged, their floors are added.
 """
 
 from dataclasses import dataclass, replace
@@ -77,10 +77,9 @@ class RowTotal(NamedTuple):
 
     rows: int = 0
     squares: int = 0
-    """Sum over requests of the squared number of rows with the property."""
+    """Total of r x r over all requests, if r rows of a request have the property."""
     products: int = 0
-    """Sum over requests of a product: the number of rows with the property times the number of all
-    rows."""
+    """Total of r x n over all requests, if r of the n rows of a request have the property."""
 
     def __add__(self, other: "RowTotal") -> "RowTotal":  # type: ignore[override]
         return RowTotal(*(mine + theirs for mine, theirs in zip(self, other)))
@@ -91,7 +90,8 @@ def request_totals(rows: Ints, of: Ints) -> Ints:
 
     Args:
         rows: Number of rows of each kind in each request, [g, c].
-        of: Number of all rows, or of all rows with a value, in each request, [g, c] or [g, 1].
+        of: Number of rows of any kind in each request, [g, c] or [g, 1]. If the kinds are the
+            values of a column, only rows with a value count.
     """
     return np.stack([rows.sum(axis=0), (rows * rows).sum(axis=0), (rows * of).sum(axis=0)], axis=1)
 
@@ -129,24 +129,25 @@ class ColumnProfile:
     values: Ints | None
     """[k] listed values, which are distinct. None for a numeric column."""
     sums: Ints
-    """[k, 3] three sums for each cell, over all requests. The first sum counts the cell's rows. For
-    each request, the second sum adds the square of the cell's row count. For each request, the
-    third sum adds the cell's row count times the number of rows with a value."""
+    """[k, 3] three totals over all requests for each cell. With r rows in the cell and v rows with
+    any value in a request, the totals add up r, r x r and r x v."""
     present: int
     """Number of rows with a value. The number includes rows whose value is in no cell."""
     present_sizes: int
-    """Sum over requests of the squared number of rows with a value."""
+    """For each request, the number of rows with a value is squared. `present_sizes` is the total of
+    these squares."""
     present_requests: int
     """Number of requests with a value. 0 = unknown."""
     missing: RowTotal
-    place_squares: int = 0
-    """Sum over requests of the squared sum of bucket numbers. 0 if no mean is compared."""
-    place_products: int = 0
-    """Sum over requests of a product: the sum of the bucket numbers in the request times the
-    request's number of rows with a value."""
+    bucket_squares: int = 0
+    """For each request, the sum of its rows' bucket numbers is squared. `bucket_squares` is the
+    total of these squares. It is 0 if the profile is not used to compare means."""
+    bucket_products: int = 0
+    """For each request, the sum of its rows' bucket numbers is multiplied by its number of rows
+    with a value. `bucket_products` is the total of these products."""
     floor: int = 0
-    """Maximum number of rows of an unlisted value. A listed count may be too low by at most
-    `floor`."""
+    """Maximum number of rows in which an unlisted value occurs. The count of a listed value may be
+    too low by at most `floor`."""
 
     @property
     def rows(self) -> int:
@@ -181,8 +182,8 @@ class ColumnProfile:
             "present_sizes",
             "present_requests",
             "missing",
-            "place_squares",
-            "place_products",
+            "bucket_squares",
+            "bucket_products",
         )
         both = {name: getattr(self, name) + getattr(other, name) for name in added}
         return ColumnProfile(values=values, sums=sums, floor=floor, **both)
@@ -222,9 +223,10 @@ def find_sums(wanted: Ints, values: Ints, sums: Ints) -> Ints:
 
 
 def most_frequent(values: Ints, sums: Ints, limit: int) -> tuple[Ints, Ints, int]:
-    """Return the most frequent values, their sums, and the rows of the most frequent dropped value.
+    """Return the `limit` most frequent values.
 
-    The third result is 0 if no value is dropped.
+    Returns three results: the values, their sums, and the largest number of rows of a dropped
+    value. The last result is 0 if no value is dropped.
 
     Args:
         values: Distinct values, [n].
@@ -249,7 +251,7 @@ class TableProfile:
     requests: int
     """Number of requests to which these rows belong."""
     sizes: int
-    """Sum over requests of the squared number of rows."""
+    """Total of n x n over all requests, if a request has n rows."""
     clicks: RowTotal = RowTotal()
     columns: dict[str, ColumnProfile]
     """Profiles by column. Columns that were left out have no profile. A list has two profiles: its

@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 from scipy import special
 
 from evergreen.config.drift import DriftThresholds
-from evergreen.contracts.words import ShownValues
+from evergreen.contracts.category_texts import ShownValues
 from evergreen.statistics.column_profile import (
     ColumnProfile,
     Ints,
@@ -60,7 +60,7 @@ from evergreen.statistics.two_sample import (
     with_few,
 )
 
-_LEAST_SHARE_CHANGE = 0.002
+_MIN_SHARE_CHANGE = 0.002
 """Minimum relevant change of a category's share, even for a very rare category."""
 _KNOWN_FACTOR = 4
 """A value gets its own cell if its row count is at least this multiple of the count's maximum error
@@ -69,11 +69,12 @@ _CERTAIN_ROWS = 10
 """A value counts as certainly new if at least this number of independent rows was expected, but
 none was found. The probability of this by chance is e^-10."""
 _OTHERS = "other values"
-"""Displayed name of the cell that contains all values without a cell of their own."""
+"""Displayed name of the cell in which all values are counted that have no own cell."""
 _VALUES, _MEAN, _MISSING, _OUTLIERS = "values", "mean", "missing", "outliers"
 """Names of the tests."""
-_LEAST_FLOOR = 1e-12
-"""Smallest threshold of an effect. If a threshold is set to 0, any significant change counts."""
+_MIN_FLOOR = 1e-12
+"""Value that replaces a minimum relevant effect of 0. With this value, any significant change is
+relevant."""
 
 _Floats = NDArray[np.float64]
 
@@ -158,8 +159,7 @@ class ColumnDrift:
     outliers_before: float | None
     num_rows_now: int
     num_rows_before: int
-    """Number of rows with a value. In the profile of a list's elements, this number counts the
-    elements."""
+    """Number of rows with a value. For a list, the number of elements."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -246,7 +246,7 @@ class ComparedColumn:
             self.tests.outliers or _NONE,
         )
         excesses = [
-            abs(found[each].effect.value) / max(found[each].floor, _LEAST_FLOOR)
+            abs(found[each].effect.value) / max(found[each].floor, _MIN_FLOOR)
             for each in self.changes
         ]
         now, before = self.now, self.before
@@ -319,13 +319,13 @@ def compare_tables(
             before=before.columns[name],
             tables=(now, before),
             thresholds=thresholds,
-            # The detectable effect assumes that nothing else changed. With a single change,
-            # Benjamini and Hochberg's procedure makes its first rejection at Bonferroni's level.
+            # The detectable effect is computed for a table in which a single column changed. To be
+            # reported, the p-value of this column must then be below the Bonferroni level.
             level=rate / max(num_tests, 1),
             mean_drift=mean_drift,
             bounds=outliers.bounds.get(name) if outliers else None,
             outlier_floor=outliers.floor if outliers else 0.0,
-            text_of=partial(shown.text, name) if shown else _hide,
+            text_of=partial(shown.text, name) if shown else _no_text,
         ).compare()
         for name in names
     }
@@ -350,7 +350,7 @@ def compare_tables(
     }
 
 
-def _hide(value: int) -> None:
+def _no_text(value: int) -> None:
     """Return None for every category, so that its text is hidden."""
 
 
@@ -370,7 +370,7 @@ class _Comparison:
     text_of: Callable[[int], str | None]
 
     def compare(self) -> ColumnTests:
-        """Make every test that is possible with the two profiles."""
+        """Run all tests for which the two profiles have the data."""
         if not self.now.present or not self.before.present:
             return ColumnTests((self._test_missing(),))
         if self.now.values is not None and self.before.values is not None:
@@ -414,7 +414,7 @@ class _Comparison:
             p_value=with_few(p_value, min(n, m) / design - 1),
             effect=effect,
             floor=floor,
-            matters=size >= max(floor, _LEAST_FLOOR),
+            matters=size >= max(floor, _MIN_FLOOR),
             detectable=detectable,
             design=design,
         )
@@ -476,18 +476,18 @@ class _Comparison:
         return test, (a / n, b / m)
 
     def _test_mean(self, floor: float, samples: tuple[Clustered, Clustered]) -> ColumnTest:
-        places = np.arange(len(self.now.counts))
+        buckets = np.arange(len(self.now.counts))
         beyond = possible = weighed = 0.0
         means = []
         for column in (self.now, self.before):
-            mean = float(column.counts @ places) / column.present
-            variance = max(float(column.counts @ places**2) / column.present - mean**2, 0.0)
+            mean = float(column.counts @ buckets) / column.present
+            variance = max(float(column.counts @ buckets**2) / column.present - mean**2, 0.0)
             means.append(mean)
             weighed += variance * column.present
             if column.present_requests >= 2:
                 squares = (
-                    column.place_squares
-                    - 2 * mean * column.place_products
+                    column.bucket_squares
+                    - 2 * mean * column.bucket_products
                     + mean**2 * column.present_sizes
                 )
                 squares *= column.present_requests / (column.present_requests - 1)
@@ -522,13 +522,13 @@ class _Comparison:
         difference = (divergence(a, b, designs) or _NO_EFFECT).value
         share_now, share_before = a / n, b / m
         relative = np.maximum(
-            self.thresholds.categorical_drift_relative * share_before, _LEAST_SHARE_CHANGE
+            self.thresholds.categorical_drift_relative * share_before, _MIN_SHARE_CHANGE
         )
         floors = np.minimum(self.thresholds.categorical_drift, relative)
         # The last cell contains all other values. The relative change is not used for the last
         # cell, because that cell mixes many values.
         floors[-1] = self.thresholds.categorical_drift
-        floors = np.maximum(floors, _LEAST_FLOOR)
+        floors = np.maximum(floors, _MIN_FLOOR)
         ratios = np.where(
             np.append(own, a[-1] + b[-1] > 0), np.abs(share_now - share_before) / floors, -1.0
         )
@@ -549,14 +549,14 @@ class _Comparison:
         test = self._make_test(
             _VALUES, homogeneity(a, b, designs), change, floor=floor, detectable=reach, design=mean
         )
-        if difference >= max(self.thresholds.numeric_drift, _LEAST_FLOOR):
+        if difference >= max(self.thresholds.numeric_drift, _MIN_FLOOR):
             test = replace(test, matters=True)
         new = _count_new(a[:-1], b[:-1], designs[:-1], ratio=n / m, floor=self.before.floor)
         return ColumnTests((test, self._test_missing()), difference, moved, new / n)
 
 
 def _part_with_column(column: ColumnProfile, table: TableProfile) -> TableProfile:
-    """Return the table reduced to its rows that have the column.
+    """Estimate the profile of the rows in which the column exists.
 
     All requests are assumed to be alike.
     """
@@ -568,7 +568,7 @@ def _part_with_column(column: ColumnProfile, table: TableProfile) -> TableProfil
 
 
 class ShareComparison(NamedTuple):
-    """Comparison of two samples by their share of rows with some property."""
+    """Comparison of the shares of rows that have a property in two samples."""
 
     effect: Effect | None
     """Difference of the shares, with its 95 % interval. None if a sample has no rows."""
@@ -600,7 +600,7 @@ def compare_totals(
 def _design_of_totals(
     now: RowTotal, before: RowTotal, tables: tuple[TableProfile, TableProfile]
 ) -> float:
-    """Return the design effect of the difference between two samples' shares of rows."""
+    """Return the design effect for comparing the shares of rows of two samples."""
     samples = [
         Clustered(
             counts=np.array([total.rows]),
@@ -621,18 +621,22 @@ def _design_of_totals(
 def _choose_cells(
     now: ColumnProfile, before: ColumnProfile
 ) -> tuple[Ints, tuple[Clustered, Clustered], NDArray[np.bool_]]:
-    """Return the values with their own cells, both samples' rows by cell, and the frequent values.
+    """Choose the values that get their own cell, and count the rows of each cell.
 
     A value gets its own cell only if its counts are reliable. Both samples have a last cell for all
     other values.
 
     Frequent values come first, in descending order of frequency. Rare values follow in numeric
     order, and the tests merge rare values into groups. Rare values are not sorted by their number
-    of rows, because this would separate the samples. If a value occurs in a single request, its
-    number of rows is the size of that request, and the samples may differ in the size of their
-    requests. In a test, one sample had requests of 64 rows, and the other sample had requests of 40
-    to 64 rows. With cells sorted by the number of rows, the tests reported drift in six columns of
-    unchanged traffic.
+    of rows. With this order, a group would contain mostly values of one sample, if the requests of
+    the samples differ in size. The reason is that a value that occurs in one request has as many
+    rows as this request. In a test, one sample had requests of 64 rows, and the other sample had
+    requests of 40 to 64 rows. With this order, the tests reported drift in six columns of unchanged
+    traffic.
+
+    Returns:
+        Three results: the values, the rows of both samples in each cell, and a mask of the frequent
+            values.
     """
     assert now.values is not None
     assert before.values is not None

@@ -64,10 +64,12 @@ def _checked(labels: ArrayLike, scores: ArrayLike) -> tuple[NDArray[np.bool_], N
     return label_array.astype(bool), score_array
 
 
-def _wins(values: NDArray[np.float64], against: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return, for each number in `values` [n], how many numbers in `against` [m] are smaller.
+def _count_smaller(
+    values: NDArray[np.float64], against: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Count the numbers in `against` [m] that are smaller than each of `values` [n].
 
-    An equal number counts half.
+    A number that is equal adds one half to the count.
     """
     ordered = np.sort(against)
     wins: NDArray[np.float64] = (
@@ -99,7 +101,7 @@ def roc_auc(labels: ArrayLike, scores: ArrayLike) -> float | None:
     num_others = len(click) - num_clicks
     if not num_clicks or not num_others:
         return None
-    return float(_wins(score[click], score[~click]).sum()) / (num_clicks * num_others)
+    return float(_count_smaller(score[click], score[~click]).sum()) / (num_clicks * num_others)
 
 
 def _placements(
@@ -111,8 +113,8 @@ def _placements(
     non-click is the share of clicks with a higher score.
     """
     num_clicks, num_others = int(click.sum()), int((~click).sum())
-    # One sort is sufficient. Equal scores get equal placements, for which half of the tied rows
-    # count.
+    # One sort is sufficient. Among rows with equal scores, each row of the other label counts as
+    # half a row.
     order, firsts = _runs(score)
     sizes = np.diff(firsts, append=len(score))
     clicks_in = np.add.reduceat(click[order].astype(np.int64), firsts)
@@ -162,8 +164,8 @@ def grouped_deviation(*samples: tuple[NDArray[np.float64], NDArray[np.int64]]) -
     Returns None with fewer than `MIN_DEGREES` degrees of freedom.
 
     Args:
-        samples: Pairs of arrays, one for each sample: the values [n], and the group number of each
-            value, from 0, [n].
+        samples: Pair of arrays for each sample. The first array contains the values, [n]. The
+            second array contains the group number of each value, [n]. Group numbers start at 0.
     """
     parts = np.zeros(max((int(group.max()) + 1 for _, group in samples if len(group)), default=0))
     fewest = len(parts)
@@ -392,8 +394,8 @@ class UserQuality(NamedTuple):
 def user_quality(labels: ArrayLike, scores: ArrayLike, *, users: ArrayLike) -> UserQuality:
     """Return GAUC and NDCG over the users who have both a click and a row without a click.
 
-    If several rows of a user have equal scores, each of them gets the mean discount of their
-    positions.
+    Rows of a user with equal scores share their positions, and each row gets the mean discount of
+    these positions.
 
     Args:
         labels: 0 or 1, [n].
@@ -439,7 +441,7 @@ def hit_at_k(positions_of_clicks: ArrayLike, *, k: int) -> bool:
     metric measures how often users find nothing to click. If lists without a click were skipped,
     every list of at most k rows would be a hit.
     """
-    return bool((_places(positions_of_clicks, k) <= k).any())
+    return bool((_checked_positions(positions_of_clicks, k) <= k).any())
 
 
 def ndcg_at_k(positions_of_clicks: ArrayLike, *, k: int) -> float | None:
@@ -458,20 +460,20 @@ def ndcg_at_k(positions_of_clicks: ArrayLike, *, k: int) -> float | None:
     >>> ndcg_at_k([1, 3], k=10)
     0.9197207891481876
     """
-    places = _places(positions_of_clicks, k)
-    if not len(places):
+    positions = _checked_positions(positions_of_clicks, k)
+    if not len(positions):
         return None
-    ideal = (1.0 / np.log2(np.arange(2, min(k, len(places)) + 2))).sum()
-    return float((1.0 / np.log2(1.0 + places[places <= k])).sum() / ideal)
+    ideal = (1.0 / np.log2(np.arange(2, min(k, len(positions)) + 2))).sum()
+    return float((1.0 / np.log2(1.0 + positions[positions <= k])).sum() / ideal)
 
 
-def _places(positions: ArrayLike, k: int) -> NDArray[np.float64]:
-    places = np.asarray(positions, np.float64)
+def _checked_positions(positions: ArrayLike, k: int) -> NDArray[np.float64]:
+    checked = np.asarray(positions, np.float64)
     if k < 1:
         raise ContractError(f"k is {k}, expected at least 1")
-    if (places < 1).any():
-        raise ContractError(f"a position in a list is {places.min():g}, expected at least 1")
-    return places
+    if (checked < 1).any():
+        raise ContractError(f"a position in a list is {checked.min():g}, expected at least 1")
+    return checked
 
 
 def sequential_binomial(failures: int, requests: int, allowed: float) -> float:
@@ -496,7 +498,8 @@ def sequential_binomial(failures: int, requests: int, allowed: float) -> float:
         return 1.0
     logs = []
     for halvings in range(11):
-        # The rates of the mixture descend from almost 1 to slightly above the allowed rate.
+        # The mixture contains 11 failure rates, from almost 1 down to slightly above the allowed
+        # rate.
         rate = min(allowed + (1 - allowed) * 0.5**halvings, 0.999)
         logs.append(
             failures * math.log(rate / allowed)

@@ -48,9 +48,9 @@ BLOCK_ROWS = 1024
 _MAX_DISTINCT = 131_072
 """Maximum number of categories that are counted in memory, for each column and half. The counts of
 each category take 32 bytes."""
-_CHOOSING, _FAIR = 0, 1
-"""Indexes of the two halves of the rows. Rows of the choosing half determine the cells. Rows of the
-fair half give unbiased counts of the chosen cells."""
+_SELECTION, _ESTIMATION = 0, 1
+"""Indexes of the two halves of the rows. The cells are selected by the rows of the selection half.
+The rows of the estimation half give unbiased counts of these cells."""
 
 
 class ValueCounts:
@@ -67,11 +67,11 @@ class ValueCounts:
         self.values: Ints = np.zeros(0, np.int64)
         """[k] distinct values in ascending order."""
         self.sums: Ints = np.zeros((0, 3), np.int64)
-        """[k, 3] as in `ColumnProfile.sums`. The row counts may be too low by at most `lost`. The
-        second and the third sum of each cell are exact."""
+        """[k, 3] totals as in `ColumnProfile.sums`. The total of r may be too low by at most
+        `lost`. The totals of r x r and r x v are exact."""
         self.lost = 0
-        """Maximum error of a row count. A value without a count has at most `lost` rows. The error
-        is at most the number of added rows divided by `capacity` + 1."""
+        """Maximum error of a row count. A value that is not counted occurs in at most `lost` rows.
+        The error is at most the number of added rows divided by `capacity` + 1."""
 
     @property
     def counts(self) -> Ints:
@@ -79,22 +79,22 @@ class ValueCounts:
         return self.sums[:, 0]
 
     def add_sums(self, values: Ints, sums: Ints) -> None:
-        """Add sums of distinct values.
+        """Add the totals of some values to the totals counted so far.
 
         Args:
             values: Distinct values in ascending order, [n].
-            sums: Sums of these values, [n, 3]. No sum is negative.
+            sums: Totals of these values, as in `ColumnProfile.sums`, [n, 3].
         """
         # `self.values` and `values` are both sorted. Inserting the new values into the sorted array
         # takes a third of the time of a complete sort.
-        places = np.searchsorted(self.values, values)
+        indexes = np.searchsorted(self.values, values)
         known = np.zeros(len(values), np.bool_)
-        inside = places < len(self.values)
-        known[inside] = self.values[places[inside]] == values[inside]
-        self.sums[places[known]] += sums[known]
+        inside = indexes < len(self.values)
+        known[inside] = self.values[indexes[inside]] == values[inside]
+        self.sums[indexes[known]] += sums[known]
         if not known.all():
-            self.values = np.insert(self.values, places[~known], values[~known])
-            self.sums = np.insert(self.sums, places[~known], sums[~known], axis=0)
+            self.values = np.insert(self.values, indexes[~known], values[~known])
+            self.sums = np.insert(self.sums, indexes[~known], sums[~known], axis=0)
         if len(self.values) > self._capacity:
             self._drop_rarest()
 
@@ -128,7 +128,7 @@ class _BatchRequests:
         column = batch.column(raw_rows.REQUEST_ID)
         encoded = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
         blocks = np.arange(first_row, first_row + batch.num_rows) // BLOCK_ROWS
-        # Number the blocks so that all blocks of the choosing half come first.
+        # Number the blocks so that all blocks of the selection half come first.
         ranks = blocks // 2 + blocks % 2 * (int(blocks[-1]) + 1)
         keys = ranks * len(encoded.dictionary) + encoded.indices.to_numpy()
         self.order: Ints = np.argsort(keys, kind="stable")
@@ -139,7 +139,7 @@ class _BatchRequests:
         """[g] number of rows of each request."""
         self.of_row = np.repeat(np.arange(len(self.sizes)), self.sizes)
         """[n] request of each row, ascending."""
-        second = int((blocks[self.order[self.starts]] % 2 == _CHOOSING).sum())
+        second = int((blocks[self.order[self.starts]] % 2 == _SELECTION).sum())
         self.halves = (slice(0, second), slice(second, len(self.sizes)))
         """Ranges of the requests of each half."""
 
@@ -153,7 +153,10 @@ class _BatchRequests:
 
 
 class ProfileCounter:
-    """Counter of batches of rows with label, features and request ids."""
+    """Counter that builds the profile of a table, batch by batch.
+
+    The table has columns for the label, the features and the request ids.
+    """
 
     def __init__(self, features: Features, excluded: Sequence[str] = ()) -> None:
         """Create an empty counter.
@@ -174,14 +177,14 @@ class ProfileCounter:
         # Each sum is stored as an array with one part per half.
         self._values = {name: (ValueCounts(), ValueCounts()) for name in self._categorical}
         self._sums = {
-            # Number of rows, number of requests, and the sum over requests of squared row counts.
+            # For each half: number of rows, number of requests, and `TableProfile.sizes`.
             "rows": np.zeros((2, 3), np.int64),
             "clicks": np.zeros((2, 1, 3), np.int64),
-            # Number of rows, the sum over requests of squared row counts, and number of requests.
+            # For each half and column: rows, `ColumnProfile.present_sizes`, and requests.
             "present": np.zeros((2, columns, 3), np.int64),
             "missing": np.zeros((2, columns, 3), np.int64),
             "buckets": np.zeros((2, num_dense * NUM_BUCKETS, 3), np.int64),
-            "places": np.zeros((2, num_dense, 3), np.int64),
+            "bucket_sums": np.zeros((2, num_dense, 3), np.int64),
         }
 
     @property
@@ -194,8 +197,8 @@ class ProfileCounter:
 
         Args:
             batch: Rows with the columns of the features, label and request id.
-            first_row: Number of the batch's first row in the table. If None, the batch follows the
-                rows counted so far.
+            first_row: Number of the batch's first row in the table. If None, the number of rows
+                counted so far is used.
         """
         if not batch.num_rows:
             return
@@ -250,10 +253,10 @@ class ProfileCounter:
         self, dense: NDArray[np.float32], requests: _BatchRequests, with_value: Ints
     ) -> None:
         present, buckets = ~np.isnan(dense), bucket_of(DENSE_EDGES, dense)
-        places = requests.sums(np.where(present, buckets, 0))
+        bucket_sums = requests.sums(np.where(present, buckets, 0))
         cells = buckets + np.arange(len(self._dense)) * NUM_BUCKETS
         for half, part in enumerate(requests.halves):
-            self._sums["places"][half] += request_totals(places[part], with_value[part])
+            self._sums["bucket_sums"][half] += request_totals(bucket_sums[part], with_value[part])
             rows = slice(*np.searchsorted(requests.of_row, [part.start, part.stop]))
             of_value = np.broadcast_to(requests.of_row[rows, None] - part.start, cells[rows].shape)
             self._sums["buckets"][half] += cell_sums(
@@ -287,20 +290,20 @@ class ProfileCounter:
         distinct = None
         if int(values.max()).bit_length() + bits > 63:  # the key would need more than 63 bits
             distinct, values = np.unique(values, return_inverse=True)
-        # A single sort is sufficient. After the sort, rows with the same value and request are
-        # adjacent. Rows with the same value and half are also adjacent.
+        # A single sort is sufficient. After the sort, rows that agree in value and request are
+        # adjacent. Rows that agree in value and half are adjacent as well.
         keys = np.sort((values << bits) | requests)
         starts = _run_starts(keys)
         runs, rows = keys[starts], np.diff(np.append(starts, len(keys)))
         of_request = runs & ((1 << bits) - 1)
-        is_fair = of_request >= halves[_FAIR].start
+        is_estimation = of_request >= halves[_ESTIMATION].start
         run_values = runs >> bits
-        groups = _run_starts(run_values * 2 + is_fair)
+        groups = _run_starts(run_values * 2 + is_estimation)
         parts = (rows, rows * rows, rows * with_value[of_request])
         sums = np.stack([np.add.reduceat(part, groups) for part in parts], axis=1)
-        found, in_fair = run_values[groups], is_fair[groups]
+        found, in_estimation = run_values[groups], is_estimation[groups]
         found = found if distinct is None else distinct[found]
-        for counts, chosen in zip(self._values[name], (~in_fair, in_fair)):
+        for counts, chosen in zip(self._values[name], (~in_estimation, in_estimation)):
             counts.add_sums(found[chosen], sums[chosen])
 
     def merge(self, other: "ProfileCounter") -> None:
@@ -321,7 +324,7 @@ class ProfileCounter:
         return content.getvalue()
 
     def merge_dumped(self, content: bytes) -> None:
-        """Add the counts in the bytes that another counter's `dumps` returned.
+        """Add the counts of another counter that was serialized with `dumps`.
 
         The other counter must have the same columns.
 
@@ -386,19 +389,24 @@ class ProfileCounter:
     def reference(self) -> TrainingReference:
         """Return the reference for served rows.
 
-        The choosing half of the rows determines the cells. The counts in these cells are those of
-        the fair half.
+        The cells are selected by the rows of the selection half. The rows of the estimation half
+        are counted in these cells.
         """
         listed = {}
-        for name, (choosing, fair) in self._values.items():
-            values, _, _ = most_frequent(choosing.values, choosing.sums, LISTED_VALUES)
-            listed[name] = (values, find_sums(values, fair.values, fair.sums), fair.lost)
-        choosing_buckets = self._sums["buckets"][_CHOOSING, :, 0].reshape(-1, NUM_BUCKETS)
+        for name, (selection, estimation) in self._values.items():
+            values, _, _ = most_frequent(selection.values, selection.sums, LISTED_VALUES)
+            listed[name] = (
+                values,
+                find_sums(values, estimation.values, estimation.sums),
+                estimation.lost,
+            )
+        selection_buckets = self._sums["buckets"][_SELECTION, :, 0].reshape(-1, NUM_BUCKETS)
         return TrainingReference(
             rows=self.rows,
-            profile=self._profile(slice(_FAIR, _FAIR + 1), listed),
+            profile=self._profile(slice(_ESTIMATION, _ESTIMATION + 1), listed),
             bounds={
-                name: inner_buckets(buckets) for name, buckets in zip(self._dense, choosing_buckets)
+                name: inner_buckets(buckets)
+                for name, buckets in zip(self._dense, selection_buckets)
             },
             numeric=self.features.numeric,
             categorical=self.features.categorical,
@@ -417,10 +425,10 @@ class ProfileCounter:
         columns = {}
         for i, name in enumerate(self._names):
             values, cells, floor = listed.get(name, (None, None, 0))
-            places = (0, 0)
+            bucket_sums = (0, 0)
             if cells is None:
                 cells = sums["buckets"].reshape(-1, NUM_BUCKETS, 3)[i]
-                places = sums["places"][i, 1:].tolist()
+                bucket_sums = sums["bucket_sums"][i, 1:].tolist()
             present, sizes, requests = sums["present"][i].tolist()
             columns[name] = ColumnProfile(
                 values=values,
@@ -429,8 +437,8 @@ class ProfileCounter:
                 present_sizes=sizes,
                 present_requests=requests,
                 missing=RowTotal(*sums["missing"][i].tolist()),
-                place_squares=places[0],
-                place_products=places[1],
+                bucket_squares=bucket_sums[0],
+                bucket_products=bucket_sums[1],
                 floor=floor,
             )
         rows, requests, sizes = sums["rows"].tolist()

@@ -9,11 +9,11 @@ The profile of an incremental run describes only that run's rows. The profile do
 parent's profile. A merged profile would include every earlier distribution, and would raise an
 alarm about changes on which the model is already trained.
 
-The training rows are split into two halves, block by block. The choosing half determines the listed
-values and the bounds of outliers. The profile contains only the fair half, which is an unbiased
-sample for the cells that the choosing half determined. In the choosing half, chance makes the
-listed values more frequent and the unlisted values less frequent. To measure this bias, the cells
-were chosen from 20,000 rows, and the same rows were profiled. In a column with 20,000 values, a
+The training rows are split into a selection half and an estimation half, block by block. The listed
+values and the bounds of outliers are computed from the selection half. Only the rows of the
+estimation half are profiled, because the counts of the selection half are biased. A value may be
+listed because it is more frequent in the selection half by chance. To measure this bias, the cells
+were selected from 20,000 rows, and the same rows were profiled. In a column with 20,000 values, a
 chi-square test at 5 % reported drift in 73 % of the stationary buckets. In a column with 1,500
 values, the chi-square test reported drift in all buckets.
 """
@@ -37,8 +37,8 @@ LISTED_VALUES = 1000
 """Maximum number of listed values of a categorical column. TFDV's rank histogram in validation has
 the same limit."""
 OUTLIER_SHARE = 0.001
-"""Maximum share of outliers at each end of a column's distribution, among the values of the
-choosing half."""
+"""Maximum share of outliers at each end of a column's distribution. The share is computed from the
+selection half of the rows."""
 _KIND, _VERSION = "TrainingReference", 1
 _SCORES, _SCORES_VERSION = "ScoreHistogram", 2
 
@@ -47,17 +47,20 @@ Bounds = tuple[int, int]
 The two bucket numbers are equal if the column has no values."""
 
 
-def inner_buckets(choosing: Ints) -> Bounds:
-    """Return the range of buckets without outliers, from the choosing half's histogram [k].
+def inner_buckets(counts: Ints) -> Bounds:
+    """Return the range of buckets that contains no outliers.
 
-    At each end, a share of at most `OUTLIER_SHARE` of the values are outliers.
+    At each end, at most the share `OUTLIER_SHARE` of the values are outliers.
+
+    Args:
+        counts: Rows of the selection half in each bucket, [k].
     """
-    total = int(choosing.sum())
+    total = int(counts.sum())
     if not total:
         return 0, 0
-    below, above = np.cumsum(choosing), np.cumsum(choosing[::-1])
+    below, above = np.cumsum(counts), np.cumsum(counts[::-1])
     first = int(np.searchsorted(below, OUTLIER_SHARE * total, side="right"))
-    return first, len(choosing) - int(np.searchsorted(above, OUTLIER_SHARE * total, side="right"))
+    return first, len(counts) - int(np.searchsorted(above, OUTLIER_SHARE * total, side="right"))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -86,7 +89,7 @@ class TrainingReference:
     rows: int
     """Number of training rows in both halves."""
     profile: TableProfile
-    """Profile of the rows in the fair half. The tensor contains the columns that the model uses."""
+    """Profile of the rows in the estimation half, for the columns that the model uses."""
     bounds: dict[str, Bounds]
     """For each numeric column of the profile, the bounds outside which values are outliers."""
     numeric: tuple[str, ...]
@@ -108,7 +111,7 @@ class TrainingReference:
             numeric=self.numeric,
             categorical=self.categorical,
             lists=tuple(self.lists),
-            list_options={name: ListOptions(max=places) for name, places in self.lists.items()},
+            list_options={name: ListOptions(max=length) for name, length in self.lists.items()},
         )
 
     @property

@@ -10,8 +10,8 @@ the design effect of the comparison, which follows from the correlation (Kish, S
 1965: 1 + (rows of a request - 1) x correlation). For example, all 64 rows of a request have the
 same user but different items. In a column about the user, the 64 rows together are equivalent to
 one independent row. In a column about the item, the 64 rows are equivalent to 64 independent rows.
-The correlation of each sample is measured around the sample's own shares, so that a difference
-between the samples does not increase it.
+The correlation is computed within each sample, relative to the shares in that sample. A difference
+between the samples therefore does not increase the correlation.
 
 The Jensen-Shannon divergence has the same definition as in TFDV's comparator
 (`tensorflow_data_validation/anomalies/metrics.cc`). Shares are relative to the listed counts,
@@ -32,7 +32,7 @@ Floats = NDArray[np.float64]
 
 MIN_EXPECTED = 5.0
 """Minimum number of expected rows in a cell (Cochran's rule). Neighbouring cells are merged until
-each cell has this number."""
+at least this number is expected in each cell."""
 
 
 def homogeneity(now: Counts, before: Counts, design: float | Floats) -> float | None:
@@ -42,7 +42,7 @@ def homogeneity(now: Counts, before: Counts, design: float | Floats) -> float | 
     chi-square over all cells, which detects many small changes. The second p-value comes from
     `proportion` for the cell that changed most, and is multiplied by the number of cells. The
     second p-value detects a single change among many cells. Before the tests, neighbouring cells
-    are merged (`_taken_together`).
+    are merged (`_merge_cells`).
 
     If the cells have different design effects, the chi-square is divided by their mean. The degrees
     of freedom are reduced according to the variation of the design effects. The reduction follows
@@ -59,7 +59,7 @@ def homogeneity(now: Counts, before: Counts, design: float | Floats) -> float | 
     n, m = int(now.sum()), int(before.sum())
     if not n or not m:
         return None
-    a, b, designs = _taken_together(now, before, design)
+    a, b, designs = _merge_cells(now, before, design)
     if len(a) < 2:
         return 1.0
     mean, spread = mean_design(a + b, designs)
@@ -70,13 +70,17 @@ def homogeneity(now: Counts, before: Counts, design: float | Floats) -> float | 
     return min(1.0, 2 * min(overall, one * len(a)))
 
 
-def _taken_together(
+def _merge_cells(
     now: Counts, before: Counts, design: float | Floats
 ) -> tuple[Counts, Counts, Floats]:
-    """Merge neighbouring cells, and return the rows of each sample and the design effects, all [g].
+    """Merge neighbouring cells to g cells that have enough rows.
 
-    Each merged cell has an expectation of at least `MIN_EXPECTED` rows in the smaller sample. Both
+    In the smaller sample, at least `MIN_EXPECTED` rows are expected in each merged cell. Both
     samples must have rows.
+
+    Returns:
+        The rows of both samples in each merged cell, and the design effect of each merged cell.
+        Each array has the shape [g].
     """
     n, m = int(now.sum()), int(before.sum())
     designs = np.broadcast_to(np.asarray(design, np.float64), now.shape)
@@ -106,12 +110,12 @@ def proportion(a: int, n: int, *, b: int, m: int, design: float) -> float | None
     """Return the p-value of the hypothesis that the shares `a` / `n` and `b` / `m` are equal.
 
     The test is the likelihood ratio test with Yates' correction for continuity (Contingency tables
-    involving small numbers, 1934). The correction moves each count by half an independent row. The
-    correction makes p-values accurate even for a few rows. For example, two samples have equal
-    sizes, and 10 independent rows with the property are all in one sample. The p-value is 0.0017,
-    or 0.0002 without the correction. The exact test gives 0.0020. Without the correction, unchanged
-    windows of 20,000 rows had 7 times too many p-values below 0.0005 in columns of many rare
-    categories (measured).
+    involving small numbers, 1934). The correction moves each count by `design` / 2 rows, which are
+    equivalent to half an independent row. With the correction, the p-values are accurate even for a
+    few rows. For example, two samples have equal sizes, and 10 independent rows with the property
+    are all in one sample. The p-value is 0.0017, or 0.0002 without the correction. The exact test
+    gives 0.0020. Without the correction, unchanged windows of 20,000 rows had 7 times too many
+    p-values below 0.0005 in columns of many rare categories (measured).
 
     Returns None if a sample is empty.
     """
@@ -127,8 +131,8 @@ def proportion(a: int, n: int, *, b: int, m: int, design: float) -> float | None
 def _deviances(a: Counts, n: int, *, b: Counts, m: int, design: float | Floats) -> Floats:
     """Return the likelihood ratio statistic of each cell.
 
-    The statistic compares two different shares with one common share. The correction first moves
-    each count by half of `design` rows towards the common share.
+    The null hypothesis is that both samples have the same share of rows in the cell. Yates'
+    correction first moves each count by `design` / 2 rows towards the common share.
     """
     share = (a + b) / (n + m)
     beyond = a - n * share
@@ -188,14 +192,15 @@ class Clustered:
     counts: Counts
     """[k] rows of each cell."""
     squares: Floats
-    """[k] sum over requests of the squared number of rows in the cell. NaN = unknown."""
+    """[k] total of r x r over all requests, if r rows of a request are in the cell. NaN =
+    unknown."""
     products: Floats
-    """[k] sum over requests of a product: the request's rows in the cell times all rows of the
-    request. NaN = unknown."""
+    """[k] total of r x n over all requests, if r of the n rows of a request are in the cell. NaN =
+    unknown."""
     rows: int
     """Number of rows in all cells together."""
     sizes: int
-    """Sum over requests of the squared number of rows in the request."""
+    """Total of n x n over all requests, if a request has n rows."""
     requests: int
     """Number of requests. 0 = unknown."""
 
@@ -211,10 +216,10 @@ def correlations(samples: tuple[Clustered, ...]) -> tuple[Floats, float]:
     """Return the correlation between two rows of a request.
 
     The first result has the correlation for each cell [k], and the second result has the
-    correlation of all cells together. All results are in [0, 1]. Each cell has at least the
-    correlation of all cells together, because a rare cell has too few requests for a precise
-    estimate. Without data about requests, the correlation is assumed to be 1, which is the worst
-    case.
+    correlation of all cells together. All results are in [0, 1]. If a cell's estimate is below the
+    second result, it is replaced by the second result, because a rare cell has too few requests for
+    a precise estimate. Without data about requests, the correlation is assumed to be 1, which is
+    the worst case.
     """
     beyond, possible = np.zeros(len(samples[0].counts)), np.zeros(len(samples[0].counts))
     for sample in samples:
@@ -227,9 +232,10 @@ def correlations(samples: tuple[Clustered, ...]) -> tuple[Floats, float]:
 
 
 def _agreement(sample: Clustered) -> tuple[Floats, Floats]:
-    """Measure, for each cell, the agreement of the rows of one request beyond chance.
+    """Measure how often two rows of one request agree on whether they are in a cell.
 
-    Returns two arrays, both [k]: the agreement above chance, and the maximum of this agreement.
+    Returns two arrays [k] for the cells. The first array is the agreement minus the agreement that
+    is expected by chance. The second array is the maximum possible value of the first array.
     """
     beyond, possible = np.zeros(len(sample.counts)), np.zeros(len(sample.counts))
     if sample.requests < 2 or not sample.rows:
@@ -272,7 +278,7 @@ def own_designs(correlation: Floats, now: Clustered, before: Clustered) -> tuple
 
 
 def comparison_design(correlation: Floats, now: Clustered, before: Clustered) -> Floats:
-    """Return the design effect of the difference between two samples' shares, [k].
+    """Return the design effects for comparing the shares of two samples, [k].
 
     The result is a weighted mean of the design effects of the two samples. The weights are the
     variances of the shares. The result is 1 if at least one sample has no rows. The arguments are
@@ -340,17 +346,17 @@ def _relative_entropy(p: Floats, q: Floats) -> float:
 def divergence(now: Counts, before: Counts, design: float | Floats) -> Effect | None:
     """Return the bias-corrected Jensen-Shannon divergence of two samples, in bits.
 
-    If both samples have the same distribution, chance alone adds (K - 1) s to the divergence, by
-    chi-square asymptotics. In this formula, s = design (1/n + 1/m) / (8 ln 2), and K is the number
-    of cells after the merge. The divergence divided by s has a noncentral chi-square distribution.
-    The interval follows from the variance of this distribution.
+    Samples of n and m rows from the same distribution have an expected divergence of (K - 1) * s. K
+    is the number of cells after the merge, and s is `design` * (1/n + 1/m) / (8 ln 2). This bias is
+    subtracted. The divergence divided by s has a noncentral chi-square distribution, and the
+    interval follows from its variance.
 
     Returns None if a sample is empty.
     """
     n, m = int(now.sum()), int(before.sum())
     if not n or not m:
         return None
-    a, b, designs = _taken_together(now, before, design)
+    a, b, designs = _merge_cells(now, before, design)
     if len(a) < 2:
         return Effect(0.0, 0.0, 0.0)
     one = mean_design(a + b, designs)[0] * (1 / n + 1 / m) / _BITS
@@ -403,9 +409,9 @@ def detectable_mean(n: int, m: int, *, design: float, level: float) -> float:
 
 
 def divergence_of_shift(shift: float) -> float:
-    """Return the Jensen-Shannon divergence in bits of two normal distributions.
+    """Return the Jensen-Shannon divergence of two normal distributions, in bits.
 
-    The means of the distributions are `shift` standard deviations apart. The formula is accurate
+    The means of the distributions differ by `shift` standard deviations. The formula is accurate
     for a small `shift`.
 
     >>> round(divergence_of_shift(0.2), 4)

@@ -171,9 +171,9 @@ class BucketObjects:
                     size=size,
                     content_type=_CONTENT_TYPE,
                     if_generation_match=if_generation,
-                    # The server compares the checksum in any case. If the checksum differed, the
-                    # client's own check of a large object would delete the object, even if another
-                    # writer has replaced it.
+                    # The server verifies the checksum anyway. After a failed check of a large
+                    # object, the client library deletes the object. It could then delete an object
+                    # that another writer has written in the meantime.
                     checksum=None if is_large else "crc32c",
                     crc32c_checksum_value=checksum,
                     **self._call,

@@ -58,7 +58,7 @@ class FolderObjects:
     """Objects of a folder, which the first write creates. See `objects.Objects`."""
 
     def __init__(self, root: Path, *, readable: bool = False) -> None:
-        """Create the objects of `root` without writing anything.
+        """Use the folder `root` as object storage. Nothing is written yet.
 
         Args:
             root: The folder.
@@ -68,7 +68,7 @@ class FolderObjects:
         self._readable = readable
         self.root = root.absolute()
         self.uri = self.root.as_uri()
-        self._is_swept = False
+        self._is_cleaned = False
 
     def read(self, name: str) -> Stored | None:
         """See `Objects.read`."""
@@ -187,7 +187,7 @@ class FolderObjects:
                 return
             self._expect(path, if_generation)
             path.unlink()
-            self._tidy(path.parent)
+            self._remove_empty_folders(path.parent)
 
     def move(self, source: str, target: str) -> None:
         """See `Objects.move`."""
@@ -206,7 +206,7 @@ class FolderObjects:
             after.parent.mkdir(parents=True, exist_ok=True)
             os.rename(before, after)
             fsync_path(after.parent)
-            self._tidy(before.parent)
+            self._remove_empty_folders(before.parent)
 
     def local(self, name: str) -> Path:
         """See `Objects.local`."""
@@ -221,20 +221,20 @@ class FolderObjects:
                 f"{path} is at generation {found}, expected {generation}: another writer came first"
             )
 
-    def _sweep(self) -> None:
+    def _remove_unfinished(self) -> None:
         """Remove the unfinished files that a killed writer left.
 
         Only the holder of the lock may call this method.
         """
-        if not self._is_swept:
+        if not self._is_cleaned:
             for path in [
                 p for p in self.root.rglob(".*") if UNFINISHED.fullmatch(p.name) and p.is_file()
             ]:
                 path.unlink()
-                self._tidy(path.parent)
-            self._is_swept = True
+                self._remove_empty_folders(path.parent)
+            self._is_cleaned = True
 
-    def _tidy(self, folder: Path) -> None:
+    def _remove_empty_folders(self, folder: Path) -> None:
         """Remove `folder` and its parents below the root while they are empty.
 
         The first folder that is not removed is flushed to disk.
@@ -260,7 +260,7 @@ class FolderObjects:
             last = os.pread(descriptor, 20, 0)
             now = max(time.time_ns(), 1 + int(last) if last.isdigit() else 0)
             os.pwrite(descriptor, b"%020d" % now, 0)
-            self._sweep()
+            self._remove_unfinished()
             yield now
         except OSError as error:
             raise _translated(error, Path(error.filename or path)) from error

@@ -25,7 +25,7 @@ from evergreen.storage.objects import ABSENT, Changed, Objects
 logger = logging.getLogger(__name__)
 
 
-class _Taken(NamedTuple):
+class _LeaseRecord(NamedTuple):
     """Content of the object that stores the lease."""
 
     holder: str
@@ -69,10 +69,10 @@ class Lease:
         """
         found = self._objects.read(self._name)
         if found is not None:
-            taken = self._parse(found.content)
-            if self._clock() < taken.expires_at:
-                raise TemporaryError(self._holder_message(taken))
-            logger.warning("the lease of %s ended, taking it over", taken.holder)
+            record = self._parse(found.content)
+            if self._clock() < record.expires_at:
+                raise TemporaryError(self._holder_message(record))
+            logger.warning("the lease of %s ended, taking it over", record.holder)
         self._offset = self._clock() - self._monotonic()
         try:
             self._write(ABSENT if found is None else found.generation)
@@ -156,10 +156,10 @@ class Lease:
         self._generation = self._objects.write(self._name, content, if_generation=generation)
         self._ends = ends
 
-    def _parse(self, content: bytes) -> _Taken:
+    def _parse(self, content: bytes) -> _LeaseRecord:
         try:
             document = json.loads(content)
-            return _Taken(
+            return _LeaseRecord(
                 str(document["holder"]), str(document["token"]), float(document["expires_at"])
             )
         except (ValueError, TypeError, KeyError) as error:
@@ -168,8 +168,8 @@ class Lease:
                 "deployment is at work"
             ) from error
 
-    def _holder_message(self, taken: _Taken) -> str:
-        return f"{self._objects.uri} is held by {taken.holder} until {_text(taken.expires_at)}"
+    def _holder_message(self, record: _LeaseRecord) -> str:
+        return f"{self._objects.uri} is held by {record.holder} until {_text(record.expires_at)}"
 
     def _lost_message(self) -> str:
         return (

@@ -191,12 +191,12 @@ def opened(content: bytes | Path) -> Iterator[BinaryIO]:
 
 
 def check_name(name: str, uri: str) -> str:
-    r"""Return `name` if it is allowed below `uri` both in a folder and in a bucket.
+    r"""Return the object's name, after checking that folders and buckets accept it.
 
     Raises:
         ContractError: the name leaves the root, is too long, or has a control character or an empty
-            part. The error is also raised if a part starts with a dot, because unfinished files and
-            locks have names with a leading dot.
+            part. A part that starts with a dot is also refused, because unfinished files and locks
+            have such names.
 
     >>> check_name("click_model/1/model.onnx", "file:///models")
     'click_model/1/model.onnx'
@@ -245,7 +245,7 @@ def download_all(objects: Objects, downloads: Sequence[Download]) -> None:
             raised after every running transfer has stopped.
     """
 
-    def bring(download: Download) -> None:
+    def transfer(download: Download) -> None:
         objects.fetch(download.wanted, download.part)
         os.replace(download.part, download.path)
         fsync_path(download.path.parent)
@@ -253,7 +253,7 @@ def download_all(objects: Objects, downloads: Sequence[Download]) -> None:
     with ThreadPoolExecutor(NUM_TRANSFERS, thread_name_prefix="download") as threads:
         ordered = sorted(downloads, key=lambda download: -download.wanted.size)
         try:
-            for done in as_completed([threads.submit(bring, download) for download in ordered]):
+            for done in as_completed([threads.submit(transfer, download) for download in ordered]):
                 done.result()
         finally:
             threads.shutdown(cancel_futures=True)

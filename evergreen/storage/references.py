@@ -46,7 +46,8 @@ def read_reference(reference: Reference | None, kind: type[M], *, source: str) -
     """
     if reference is None:
         raise ContractError(
-            f"{source} names no {kind.__name__} manifest, expected the manifest of its run"
+            f"{source} has no reference to a {kind.__name__} manifest, expected the reference to "
+            "the manifest of the same run"
         )
     path = local_path(reference.uri)
     content = read_content(path)

@@ -52,7 +52,8 @@ def create_app(server: str, *, recommender: Recommender, log: str, items: pa.Tab
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        # Leaving the block publishes queued records, so that a shutdown of the service loses none.
+        # The client publishes all queued records when the block ends, so a shutdown of the service
+        # loses no records.
         async with RecommenderClient(server, recommender=recommender, log=log) as client:
             app.state.client = client
             yield

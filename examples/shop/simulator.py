@@ -39,7 +39,7 @@ GENRES = (
     "war",
 )
 NUM_USERS, NUM_ITEMS = 3_000, 600
-MAX_GENRES, MAX_LOOKED_AT = 3, 8
+MAX_GENRES, MAX_VIEWED = 3, 8
 SLOTS = 8
 """Number of items on a page."""
 CLICK_RATE = 0.2
@@ -67,7 +67,7 @@ class Shop:
 
     @classmethod
     def open(cls, random: Generator) -> "Shop":
-        """Draw a shop from `random`."""
+        """Create a shop with random items and users."""
         order = random.random((NUM_ITEMS, len(GENRES))).argsort(axis=1)
         genres = order < random.integers(1, MAX_GENRES + 1, (NUM_ITEMS, 1))
         taste = random.normal(size=(len(COUNTRIES), len(GENRES)))
@@ -84,9 +84,9 @@ class Shop:
 
 
 def write_clicks(path: Path, *, rows: int, seed: int) -> dict[str, Any]:
-    """Write a log of whole pages, and return its counts and the best possible AUC.
+    """Write a file of simulated clicks, and return its counts and the best possible AUC.
 
-    The log has `rows` rows, or a few more to complete the last page.
+    The file has `rows` rows, or a few more to complete the last page of items.
     """
     table, probability = draw(rows, seed)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -107,11 +107,11 @@ def draw(rows: int, seed: int) -> tuple[Any, NDArray[np.float64]]:
     user = random.choice(NUM_USERS, requests, p=shop.activity)
     country = shop.user_country[user]
     device = random.choice(len(DEVICES), requests, p=(0.3, 0.6, 0.1))
-    looked_at = [_looked_at(random) for _ in range(requests)]
+    viewed = [_viewed_items(random) for _ in range(requests)]
     page = np.repeat(np.arange(requests), SLOTS)
     item = random.choice(NUM_ITEMS, len(page), p=shop.popularity)
     slot = np.tile(np.arange(SLOTS), requests)
-    similarity = _similarity(shop, looked_at)[page, item]
+    similarity = _similarity(shop, viewed)[page, item]
     effects = (
         0.9 * shop.taste[country[page], item]
         + 0.7 * shop.quality[item]
@@ -140,9 +140,9 @@ def draw(rows: int, seed: int) -> tuple[Any, NDArray[np.float64]]:
             "item_id": pa.array(words[item]),
             "country": pa.array(COUNTRIES).take(country[page]),
             "device": pa.array(DEVICES).take(device[page]),
-            "place": pa.array(slot + 1),
+            "page_position": pa.array(slot + 1),
             "genres": pa.array(of_item).take(item),
-            "last_items": pa.array([words[items].tolist() for items in looked_at]).take(page),
+            "last_items": pa.array([words[items].tolist() for items in viewed]).take(page),
         }
     )
     return table, probability
@@ -153,13 +153,13 @@ def _zipf(count: int, random: Generator) -> NDArray[np.float64]:
     return weights / weights.sum()
 
 
-def _looked_at(random: Generator) -> NDArray[np.int64]:
+def _viewed_items(random: Generator) -> NDArray[np.int64]:
     """Draw the items that a user viewed, the newest last. One user in ten viewed no item."""
-    count = 0 if random.random() < 0.1 else int(random.integers(1, MAX_LOOKED_AT + 1))
+    count = 0 if random.random() < 0.1 else int(random.integers(1, MAX_VIEWED + 1))
     return random.integers(0, NUM_ITEMS, count)
 
 
-def _similarity(shop: Shop, looked_at: list[NDArray[np.int64]]) -> NDArray[np.float64]:
+def _similarity(shop: Shop, viewed: list[NDArray[np.int64]]) -> NDArray[np.float64]:
     """Return the similarity of each item to the viewed items, as [pages, items].
 
     The similarity is the mean share of the item's genres in the viewed items, or 0 without viewed
@@ -168,7 +168,7 @@ def _similarity(shop: Shop, looked_at: list[NDArray[np.int64]]) -> NDArray[np.fl
     seen = np.stack(
         [
             shop.genres[items].mean(axis=0) if len(items) else np.zeros(len(GENRES))
-            for items in looked_at
+            for items in viewed
         ]
     )
     return seen @ shop.genres.T / shop.genres.sum(axis=1)

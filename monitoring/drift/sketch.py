@@ -57,7 +57,7 @@ class Layout:
         self.reference = reference
         rows, known = rows or reference.features, reference.profile.columns
         compared = reference.compared
-        self._missing = rows.places_lost(compared)
+        self._missing = rows.missing_columns(compared)
         self._columns = ColumnMap(rows.columns, compared.columns)
         self._widths = (len(rows.numeric), len(rows.positions.slots))
         lengths = [LENGTH.format(name=name) for name in compared.lists]
@@ -204,7 +204,7 @@ class Sketch:
         self.rows = 0
         self.requests = 0
         self.squares = 0
-        """Sum over requests of the squared number of rows."""
+        """Total of n x n over all requests, if a request has n rows."""
         self._pending: list[Predictions] = []
         self._pending_rows = 0
         num_columns = len(layout.columns)

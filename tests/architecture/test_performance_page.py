@@ -56,8 +56,8 @@ def test_figure_is_shown_with_spread_peer_target_limit_and_doubts():
     text = page.section(document(other_work_share=0.4))
     assert "| rate | PyTorch | 2 (1 to 4) times | at least 3: **missed** | 10 by products |" in text
     assert (
-        "2026-11-27, commit 0123456789, 61 s; 2 of 2 cores, a processor, a write with fsync 0.5 ms"
-        in text
+        "`run` measured these figures on 2026-11-27 at commit 0123456789, and took 61 s. The "
+        "benchmark used 2 of 2 cores (a processor). A write with fsync took 0.5 ms." in text
     )
     assert "other work took 40%" in text
     assert "To be measured again" not in page.section(document())

@@ -158,7 +158,7 @@ def test_back_filled_row_replaces_row_that_arrives_again_later(
     assert (dataset.num_duplicates, dataset.num_updated) == (0, 50)
     assert [row["label"] for row in rows[:500]] == [label] * 500
     assert (
-        "1 files came after version 1 was back-filled and are read beside it: "
+        "1 files were added after the back-fill of version 1 and are read too: "
         "['part-again.parquet']" in caplog.text
     )
 
@@ -289,7 +289,7 @@ def test_corrupt_marker_is_reported(lake, corrected, text):
 @pytest.mark.parametrize(
     ("names", "message"),
     [
-        (["empty.parquet"], "hold no row of 2026-03-01"),
+        (["empty.parquet"], "have no row of 2026-03-01"),
         (["raw.parquet", "day_0"], "expected files of one kind"),
         (["none"], "none does not exist"),
     ],

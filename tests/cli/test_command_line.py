@@ -75,7 +75,7 @@ def test_from_scratch_continues_no_model_and_is_compared_with_none():
 def test_demo_refuses_folder_that_it_did_not_write(tmp_path, capsys):
     (tmp_path / "thesis.txt").write_text("years of work")
     assert main(["demo", "--folder", str(tmp_path)]) == 2
-    assert "is not empty and not a demo's folder" in capsys.readouterr().err
+    assert "contains files that are not from a demo" in capsys.readouterr().err
     assert (tmp_path / "thesis.txt").exists()
 
 
@@ -85,7 +85,7 @@ def test_folder_that_is_no_registry_is_refused_and_empty_folder_accepted(command
     (tmp_path / "thesis.txt").write_text("years of work")
     assert main([*command, "--store", str(tmp_path)]) == 2
     assert (
-        "holds none of models, runs, recommender, journal.jsonl, expected a model registry"
+        "contains none of models, runs, recommender, journal.jsonl, expected a model registry"
         in capsys.readouterr().err
     )
 

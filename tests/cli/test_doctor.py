@@ -10,7 +10,7 @@ import pytest
 
 from cli import doctor
 from cli.doctor import RIGHT, UNKNOWN, WRONG, Installation, Kubectl, diagnose
-from evergreen.registry.runs import noted, store_name
+from evergreen.registry.runs import step_note, store_name
 from evergreen.runtime.errors import TemporaryError
 from evergreen.runtime.kubeflow import EXPERIMENT, KubeflowServer
 from pipelines import submit
@@ -137,14 +137,14 @@ def test_no_findings_in_healthy_installation(look, tmp_path):
     findings = look(store=tmp_path / "store")
     assert states(findings) == {("runs", UNKNOWN)}, "only the runs are unknown before the first run"
     assert len(findings) > 15
-    assert all(each.text and not each.mend for each in findings)
+    assert all(each.text and not each.fix for each in findings)
 
 
 SERVER = "kubeflow deployment/ml-pipeline"
 
 
 @pytest.mark.parametrize(
-    ("changed", "part", "mend"),
+    ("changed", "part", "fix"),
     [
         (
             {SERVER: deployment("kfp-api-server:2.15.2")},
@@ -192,10 +192,10 @@ SERVER = "kubeflow deployment/ml-pipeline"
         ),
     ],
 )
-def test_errors_are_named_with_their_fix(look, changed, part, mend):
+def test_errors_are_named_with_their_fix(look, changed, part, fix):
     wrong = [each for each in look(changed) if each.state == WRONG]
     assert {each.part for each in wrong} == {part}
-    assert any(mend in each.mend for each in wrong)
+    assert any(fix in each.fix for each in wrong)
 
 
 def test_one_name_for_two_images_is_wrong(look):
@@ -214,7 +214,7 @@ def test_check_without_answer_of_kubectl_is_unknown(look):
 def test_clock_differences_and_multi_user_server_are_reported(look):
     assert ("Kubeflow's API and clock", WRONG) in states(look(ahead=60.0))
     assert ("Kubeflow's API and clock", WRONG) in states(look(ahead=-60.0))
-    (wrong,) = [each for each in look(namespace="team-a") if each.mend == "leave out --namespace"]
+    (wrong,) = [each for each in look(namespace="team-a") if each.fix == "leave out --namespace"]
     assert "an installation of one user" in wrong.text
 
 
@@ -249,12 +249,12 @@ def test_failed_run_without_note_is_reported_and_one_with_note_is_not(look, serv
     server.experiments.append({"experiment_id": "e1", "display_name": EXPERIMENT})
     for name in ("weekly", "drift"):
         server.end(server.add_run(name, "PENDING"), "FAILED", root_driver="FAILED")
-    with noted(store, store_name("drift", "", server.runs[1]["run_id"]), "extraction"):
+    with step_note(store, store_name("drift", "", server.runs[1]["run_id"]), "extraction"):
         pass
     (lost,) = [each for each in look(store=store) if each.state == WRONG]
     assert lost.text.startswith("weekly left nothing: ")
     assert "no step ran; root-driver failed" in lost.text
-    assert lost.mend.endswith(server.runs[0]["run_id"])
+    assert lost.fix.endswith(server.runs[0]["run_id"])
 
 
 def test_open_files_of_mounted_registry_are_counted(look, tmp_path):
@@ -282,5 +282,5 @@ def test_command_prints_line_for_each_part_and_exits_1_if_one_is_wrong(
     assert doctor.main(["--host", server.url]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert "wrong   pipeline: pipeline evergreen-retraining is not uploaded" in lines
-    assert any(line.startswith("        mend: evergreen submit") for line in lines)
+    assert any(line.startswith("        fix: evergreen submit") for line in lines)
     assert any(line.startswith("unknown share: ") and "kubectl" in line for line in lines)

@@ -99,7 +99,7 @@ def test_rows_in_file_order_are_spread_evenly_over_full_days(
             "blank": 0,
             "comments": 0,
         },
-        "passed_over": [],
+        "skipped_files": [],
     }
     rows = lake_rows(tmp_path / "my lake") + replay_rows(tmp_path)
     assert clicks_of(rows) == expected
@@ -233,7 +233,7 @@ def test_kaggles_archive_is_its_train_file_and_skipped_files_are_named(
     code, summary, _ = run_ingest(folder)
     assert code == 0
     assert summary["rows"] == 200
-    assert summary["passed_over"] == ["license.txt", "readme.txt", "test.txt"]
+    assert summary["skipped_files"] == ["license.txt", "readme.txt", "test.txt"]
 
 
 def test_file_with_only_header_is_named(tmp_path, run_ingest):
@@ -241,7 +241,7 @@ def test_file_with_only_header_is_named(tmp_path, run_ingest):
     path.write_text(",".join((raw_rows.LABEL, *criteo.FEATURES)) + "\n")
     code, _, error = run_ingest(path)
     assert code == 2
-    assert f"{path} holds no row" in error
+    assert f"{path} contains no row" in error
 
 
 def held() -> dict[str, bytes]:

@@ -31,10 +31,10 @@ def endless(
     import pathlib
     import time
 
-    from evergreen.registry.runs import noted
+    from evergreen.registry.runs import step_note
     from evergreen.storage.uris import local_path
 
-    with noted(local_path(store), "run", "extraction"):
+    with step_note(local_path(store), "run", "extraction"):
         pathlib.Path(local_path(store), "pid").write_text(str(os.getpid()))
         time.sleep(600)
 

@@ -24,7 +24,7 @@ from evergreen.config.reader import parse_settings
 from evergreen.contracts.criteo import CRITEO_RECOMMENDER
 from evergreen.contracts.manifests import ModelQuality
 from evergreen.registry.models import keep_verdict
-from evergreen.registry.runs import RunOutcome, noted, store_name, write_outcome
+from evergreen.registry.runs import RunOutcome, step_note, store_name, write_outcome
 from evergreen.runtime.errors import ContractError
 from pipelines.package import with_locations
 from testing.paths import REPOSITORY
@@ -50,7 +50,7 @@ built = pytest.mark.skipif(
 def leave_run(store, run: str, auc: float) -> None:
     """Write the results of an evaluated run's steps."""
     model = keep_model(store, f"model-{run}")
-    with noted(store, run, "training") as note:
+    with step_note(store, run, "training") as note:
         note.facts["model"] = model.model_id
     quality = ModelQuality(auc=auc, log_loss=1 - auc)
     verdict = passing_verdict(model.model_id, store / "scores", num_rows=9, candidate=quality)
@@ -122,7 +122,8 @@ def test_search_starts_with_given_recommender_resumes_and_names_best(tmp_path):
     assert rates == sorted(rates)
     assert parse_settings(best.replace("--set=", ""))["training.learning_rate"] == rates[0]
     assert (
-        "expected the same" in call(tmp_path, "--trials=9", "-pparent=none", runner=runner).stderr
+        "as in the earlier search"
+        in call(tmp_path, "--trials=9", "-pparent=none", runner=runner).stderr
     )
 
 
@@ -162,7 +163,7 @@ def test_two_real_trials_are_evaluated_by_same_rows_and_release_nothing(tmp_path
         ("gate.min_auc: {low: 0.1, high: 0.2}", "of preprocessing, model, training"),
         (
             "training.seed: {low: 3, high: 2}",
-            "low is 3 and high 2, expected choices alone, or low < high",
+            "low is 3, high is 2; expected either choices, or low < high",
         ),
         ("training.seed: {low: x}", "training.seed.low is 'x', expected int | float"),
     ],

@@ -7,7 +7,7 @@ import pytest
 
 from cli.runs import what_next
 from evergreen.registry.models import verdict_paths
-from evergreen.registry.runs import RunOutcome, noted
+from evergreen.registry.runs import RunOutcome, step_note
 from evergreen.runtime.errors import run_again
 from testing.releases import keep_model, passing_verdict
 
@@ -67,7 +67,7 @@ def test_advice_for_failure_without_flags_is_to_correct_its_reason(tmp_path):
 @pytest.mark.parametrize(("state", "step"), [("refused", "evaluation"), ("refused", "deployment")])
 def test_advice_for_refused_model_is_that_of_gate_with_its_command(tmp_path, state, step):
     keep_model(tmp_path, "m1")
-    with noted(tmp_path, "r1", "training") as note:
+    with step_note(tmp_path, "r1", "training") as note:
         note.facts = {"model": "m1"}
     advice = ["about 900 held-out rows would tell", f"or {run_again('--set gate.min_auc=0.5')}"]
     verdict = passing_verdict("m1", tmp_path / "scores", num_rows=9, accepted=False, advice=advice)
@@ -82,7 +82,7 @@ def test_advice_for_refused_model_is_that_of_gate_with_its_command(tmp_path, sta
 
 def test_advice_for_experiment_is_comparison_and_then_promotion(tmp_path):
     keep_model(tmp_path, "m2")
-    with noted(tmp_path, "r1", "training") as note:
+    with step_note(tmp_path, "r1", "training") as note:
         note.facts = {"model": "m2"}
     verdict = passing_verdict("m2", tmp_path / "scores", num_rows=9, champion_model_id="m1")
     verdict = replace(verdict, decision="inconclusive", accepted=False)

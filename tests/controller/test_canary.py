@@ -460,7 +460,7 @@ def test_next_canary_unloads_one_before_once_clients_have_left_it(
 def test_person_may_try_what_is_undecided_and_nobody_what_failed(place):
     undecided = evaluated(place.candidates[2], "inconclusive")
     refused = dataclasses.replace(undecided[1], accepted=False)
-    with pytest.raises(ContractError, match="'inconclusive', expected an accepted one"):
+    with pytest.raises(ContractError, match="'inconclusive', expected an accepted verdict"):
         release(undecided[0], refused, undecided[2], settings=place.release_settings())
     with pytest.raises(ContractError, match="'fail'"):
         start(*evaluated(undecided, "fail"), settings=place.release_settings())
@@ -479,7 +479,7 @@ def test_one_odd_server_blocks_no_healing_and_canary_reloads_count_apart(place):
     connect = {url: Altered(server, check_live=check) for url, server in place.servers.items()}.get
     watchdog = Watchdog(target=place.release_settings(connect=connect))
     for _ in range(4):
-        watchdog.look()
+        watchdog.check()
     assert place.servers["b:1"].loaded() == [1]
     assert set(+watchdog.reloads) == {1}
 

@@ -61,7 +61,7 @@ def write(path, rows, *, shadow=True):
 
 def read(*folders, at=BEGIN, most=1_000, user=None):
     places = [FolderObjects(each) if isinstance(each, Path) else each for each in folders]
-    return read_pairs(places, stable=3, canary=4, since=at, most=most, user=user)
+    return read_pairs(places, stable=3, canary=4, since=at, max_pairs=most, user=user)
 
 
 def test_both_directions_are_distinguished_and_sorted_by_time(tmp_path):

@@ -321,7 +321,7 @@ def traces(deployment, snapshot):
             target = dataclasses.replace(self._target(), trace=trace)
             watchdog = Watchdog(target=target)
             for _ in range(2):
-                watchdog.look()
+                watchdog.check()
             assert len(seen) == len(wrong)
             self._files(fence=self.state.files.fence + len(seen))
             for at, name in wrong:

@@ -11,7 +11,7 @@ import pytest
 
 from controller import inspection
 from controller import moves as moves_module
-from controller.__main__ import Holder, ReleaseController
+from controller.__main__ import LockHolder, ReleaseController
 from controller.baking import Baking
 from controller.deployment_target import opened
 from controller.inspection import Inspection
@@ -570,7 +570,7 @@ def rolled_back_at(deployment, monkeypatch, owner, name):
 def test_rollback_interrupts_the_copy_and_the_hashing_of_a_candidate(deployment, monkeypatch):
     deployment.release(1)
     request, written = requested(deployment, 2), []
-    back = rolled_back_at(deployment, monkeypatch, moves_module, "check_kept")
+    back = rolled_back_at(deployment, monkeypatch, moves_module, "check_stored_copy")
     real = FolderObjects.write
 
     def write(objects, name, *arguments, **more):
@@ -615,7 +615,7 @@ def test_request_is_carried_out_between_two_parts_of_a_round(deployment):
     back = []
 
     class Looking(Watchdog):
-        def look(self):
+        def check(self):
             asked = rollback_request(deployment.settings, to_version=None, reason="drill")
             back.append(append_request(deployment.settings.store, asked))
             return {}
@@ -743,7 +743,7 @@ def test_controller_waits_where_the_disk_is_full(deployment):
     settings = dataclasses.replace(deployment.settings, recommender=MODEL_NAME)
     held = settings.open_repository()
     held.locked = full.__get__(held)
-    holder = Holder(
+    holder = LockHolder(
         target=dataclasses.replace(settings, held=held),
         make=lambda target: Controller(),
         interval_seconds=0.01,

@@ -111,7 +111,7 @@ def test_what_was_answered_is_recomputed_within_millionth(released, lake, store,
     assert 0 <= found.max_abs_diff <= 1e-6
     assert found.first_difference is None
     assert verify(VERSION, store, FolderObjects(tmp_path / "a lake"), limit=200).num_rows == 200
-    assert {check.name: check.held for check in found.checks} == {
+    assert {check.name: check.passed for check in found.checks} == {
         "journal": True,
         "data": True,
         "workflow": True,
@@ -253,7 +253,7 @@ def test_tampering_is_named_and_rows_are_still_evaluated_by_what_is_sound(
     code, said = run(capsys, VERSION, "--store", store, "--lake", folder, "--json")
     assert code == 1
     found = json.loads(said.out)
-    assert {check["name"] for check in found["checks"] if check["held"] is False} == differing
+    assert {check["name"] for check in found["checks"] if check["passed"] is False} == differing
     assert (found["same"], found["num_rows"], found["num_different"]) == (False, NUM_ROWS, 0)
 
 
@@ -263,11 +263,11 @@ def test_manifest_rewritten_to_match_tampered_graph_contradicts_journal(released
     _spoil(_kept(done).with_name(DATA_FILE))
     forged = {**done.sha256, "graph": graph_sha256(_kept(done).parent)}
     dataclasses.replace(done, sha256=forged).write(release_path(store, VERSION))
-    held = {
-        check.name: check.held for check in verify(VERSION, store, FolderObjects(folder)).checks
+    passed = {
+        check.name: check.passed for check in verify(VERSION, store, FolderObjects(folder)).checks
     }
-    assert held["journal"] is False
-    assert held["graph exported again"] is False
+    assert passed["journal"] is False
+    assert passed["graph exported again"] is False
 
 
 def test_golden_rows_that_graph_does_not_answer_are_named(released, lake, store):
@@ -278,7 +278,9 @@ def test_golden_rows_that_graph_does_not_answer_are_named(released, lake, store)
         golden = dict(arrays)
     golden["expected"][5] += np.float32(0.01)
     np.savez(path, **golden)
-    (check,) = [c for c in verify(VERSION, store, FolderObjects(folder)).checks if c.held is False]
+    (check,) = [
+        c for c in verify(VERSION, store, FolderObjects(folder)).checks if c.passed is False
+    ]
     assert check.name == "golden rows"
     assert "row 5" in check.detail
 
@@ -289,7 +291,9 @@ def test_golden_rows_that_hold_and_are_not_released_ones_are_named(released, lak
     GoldenRows.load(_kept(done).with_name("golden.npz")).take(slice(5)).save(
         _kept(done).with_name("golden.npz")
     )
-    (check,) = [c for c in verify(VERSION, store, FolderObjects(folder)).checks if c.held is False]
+    (check,) = [
+        c for c in verify(VERSION, store, FolderObjects(folder)).checks if c.passed is False
+    ]
     assert (check.name, "as released" in check.detail) == ("golden rows", True)
 
 

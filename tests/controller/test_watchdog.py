@@ -15,7 +15,16 @@ from controller.__main__ import POLL_SECONDS, ReleaseController, control, main
 from controller.baking import Baking
 from controller.deployment_target import opened
 from controller.inspection import Inspection
-from controller.watchdog import BUSY, GONE, HEALED, ILL, SKIPPED, SUSPECT, WELL, Watchdog
+from controller.watchdog import (
+    BUSY,
+    HEALED,
+    HEALTHY,
+    SKIPPED,
+    SUSPECT,
+    UNHEALTHY,
+    UNREACHABLE,
+    Watchdog,
+)
 from demo.triton import TritonServer, TritonSettings
 from evergreen.contracts.manifests import Release
 from evergreen.registry.models import release_path
@@ -55,14 +64,14 @@ def watchdog(settings):
 
 def findings(watchdog):
     """Return the findings about the live model on the only server."""
-    return [finding for key, finding in watchdog.look().items() if key.endswith(f" {MODEL_NAME}")]
+    return [finding for key, finding in watchdog.check().items() if key.endswith(f" {MODEL_NAME}")]
 
 
 def test_stub_killed_under_load_is_healed_and_requests_succeed_again(
     deploy, client, triton, watchdog, raw_rows
 ):
     deploy(1)
-    assert findings(watchdog) == [WELL]
+    assert findings(watchdog) == [HEALTHY]
     with RetryingTraffic(triton.grpc_url, raw_rows(8)) as traffic:
         traffic.more()
         kill_stubs(triton)
@@ -73,8 +82,8 @@ def test_stub_killed_under_load_is_healed_and_requests_succeed_again(
         assert findings(watchdog) == [HEALED]
         traffic.more()
     assert {answer.model_version for answer in traffic.answers} == {1}
-    assert findings(watchdog) == [WELL]
-    assert watchdog.counts == {WELL: 2, HEALED: 1}
+    assert findings(watchdog) == [HEALTHY]
+    assert watchdog.counts == {HEALTHY: 2, HEALED: 1}
 
 
 class OutOfTurn(Triton):
@@ -102,7 +111,7 @@ def test_dead_stub_whose_turn_was_passed_over_is_found_in_same_round(make_candid
     )
     OutOfTurn.turns[:] = ["alive", "alive"] + ["dead", "alive"] * 8
     watchdog = Watchdog(target=dataclasses.replace(settings, connect=OutOfTurn))
-    assert [findings(watchdog) for _ in range(2)] == [[HEALED], [WELL]]
+    assert [findings(watchdog) for _ in range(2)] == [[HEALED], [HEALTHY]]
 
 
 def test_during_release_nothing_is_reloaded_and_after_it_model_is_healed(
@@ -147,11 +156,11 @@ def test_wrong_scores_need_two_readings_and_reloads_become_ever_rarer(
         Counted.loads.clear()
         found = findings(watchdog)
         loads.append(len(Counted.loads))
-        assert found == [ILL if len(loads) > 1 else SUSPECT]
+        assert found == [UNHEALTHY if len(loads) > 1 else SUSPECT]
     assert [number for number, count in enumerate(loads, start=1) if count] == [2, 4]
     for name, content in right.items():
         (live / name).write_bytes(content)
-    assert [findings(watchdog) for _ in range(2)] == [[HEALED], [WELL]]
+    assert [findings(watchdog) for _ in range(2)] == [[HEALED], [HEALTHY]]
 
 
 class Overloaded(Counted):
@@ -215,7 +224,7 @@ def test_change_that_was_killed_is_undone(deploy, client, watchdog, settings, ra
         assert live_version(client, raw_rows(3)) == 1, "while its lock is held it is at work"
     controller.round()
     assert controller.num_recovered == 1
-    assert findings(watchdog) == [WELL]
+    assert findings(watchdog) == [HEALTHY]
     assert live_version(client, raw_rows(3)) == 2
     assert read_entries(settings.store)[-1].action == WITHDRAWN
 
@@ -243,7 +252,7 @@ def test_canary_is_watched_too(deploy, client, triton, watchdog, settings, raw_r
             )
         )
     kill_stubs(triton)
-    assert watchdog.look() == {
+    assert watchdog.check() == {
         f"{triton.grpc_url} {name}": HEALED for name in (MODEL_NAME, CANARY_NAME)
     }
     assert client.infer(CANARY_NAME, *raw_rows(3))[1] == 1
@@ -254,13 +263,13 @@ def test_canary_is_watched_too(deploy, client, triton, watchdog, settings, raw_r
 def test_server_that_is_gone_is_reported_until_it_is_back(deploy, client, triton, watchdog, caplog):
     deploy(1)
     triton.kill()
-    assert [findings(watchdog) for _ in range(3)] == [[GONE]] * 3
+    assert [findings(watchdog) for _ in range(3)] == [[UNREACHABLE]] * 3
     said = [
         r for r in caplog.records if r.levelname == "ERROR" and triton.grpc_url in r.getMessage()
     ]
     assert len(said) == 1, "once, not at every round"
     triton.start()
-    assert findings(watchdog) == [WELL]
+    assert findings(watchdog) == [HEALTHY]
 
 
 def test_server_that_is_gone_is_asked_once_a_round(deployment):
@@ -273,13 +282,13 @@ def test_server_that_is_gone_is_asked_once_a_round(deployment):
         asked.append(url)
         return deployment.connect(url)
 
-    found = Watchdog(target=dataclasses.replace(deployment.settings, connect=connect)).look()
+    found = Watchdog(target=dataclasses.replace(deployment.settings, connect=connect)).check()
     gone, up = (server.url for server in deployment.servers)
     assert found == {
-        f"{gone} {NAMES.model}": GONE,
-        f"{gone} {NAMES.canary}": GONE,
-        f"{up} {NAMES.model}": WELL,
-        f"{up} {NAMES.canary}": WELL,
+        f"{gone} {NAMES.model}": UNREACHABLE,
+        f"{gone} {NAMES.canary}": UNREACHABLE,
+        f"{up} {NAMES.model}": HEALTHY,
+        f"{up} {NAMES.canary}": HEALTHY,
     }
     assert asked == [gone, up, up]
 
@@ -303,7 +312,7 @@ def test_response_cache_cannot_answer_for_dead_stub(make_candidate, settings, tm
         release(*make_candidate(settings.store, 1), settings=cached)
         watchdog, client = Watchdog(target=cached), Triton(server.grpc_url)
         golden = ModelRepository(open_objects(cached.repository), NAMES).published.golden_rows(1)
-        assert findings(watchdog) == [WELL]
+        assert findings(watchdog) == [HEALTHY]
         before, _ = client.infer(MODEL_NAME, golden.dense, golden.categorical)
         kill_stubs(server)
         after, version = client.infer(MODEL_NAME, golden.dense, golden.categorical)
@@ -316,7 +325,7 @@ def test_response_cache_cannot_answer_for_dead_stub(make_candidate, settings, tm
 
 
 def test_before_first_release_there_is_nothing_to_ask(watchdog):
-    assert watchdog.look() == {}
+    assert watchdog.check() == {}
 
 
 def test_replicas_behind_name_are_asked_for_at_every_round(deploy, settings, triton, caplog):
@@ -326,14 +335,14 @@ def test_replicas_behind_name_are_asked_for_at_every_round(deploy, settings, tri
     )
     known = {("triton-headless", 8001): []}
     watchdog = Watchdog(target=dataclasses.replace(target, resolve=lambda *name: known[name]))
-    assert watchdog.look() == {f"{triton.grpc_url} {MODEL_NAME}": WELL}
+    assert watchdog.check() == {f"{triton.grpc_url} {MODEL_NAME}": HEALTHY}
     known["triton-headless", 8001] = [triton.grpc_url, "127.0.0.1:9"]
-    assert watchdog.look() == {
-        f"{triton.grpc_url} {MODEL_NAME}": WELL,
-        f"127.0.0.1:9 {MODEL_NAME}": GONE,
+    assert watchdog.check() == {
+        f"{triton.grpc_url} {MODEL_NAME}": HEALTHY,
+        f"127.0.0.1:9 {MODEL_NAME}": UNREACHABLE,
     }
     known["triton-headless", 8001] = [triton.grpc_url]
-    watchdog.look()
+    watchdog.check()
     assert "127.0.0.1:9" not in caplog.text, "a pod that ended with a rolling update is no error"
 
 
@@ -363,8 +372,8 @@ def test_round_that_fails_is_logged_and_next_one_comes(
     assert str(journal) in told[1]["problem"] or "not a promotion" in told[1]["problem"]
     assert "this round failed" in caplog.text
     assert json.loads((tmp_path / "status.json").read_text()) == {
-        "servers": {f"{settings.triton_urls[0]} {MODEL_NAME}": WELL},
-        "counts": {**dict.fromkeys(module.FINDINGS, 0), WELL: 2},
+        "servers": {f"{settings.triton_urls[0]} {MODEL_NAME}": HEALTHY},
+        "counts": {**dict.fromkeys(module.FINDINGS, 0), HEALTHY: 2},
         "recovered": 0,
         "baking": {
             **{"action": "none", "reason": "version 1 does not bake", "version": 1, "checks": []}
@@ -394,7 +403,7 @@ def test_as_command_it_heals_until_sigterm_ends_it(deploy, settings, triton, tmp
         return json.loads(status.read_text())["counts"][finding] if status.exists() else 0
 
     try:
-        wait_for(lambda: count(WELL))
+        wait_for(lambda: count(HEALTHY))
         kill_stubs(triton)
         wait_for(lambda: count(HEALED))
         process.send_signal(signal.SIGTERM)

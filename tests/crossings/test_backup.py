@@ -134,7 +134,7 @@ def test_foreign_file_in_place_of_part_is_never_overwritten(installation, tmp_pa
     assert "b exists, expected a new folder" in capsys.readouterr().err
     (installation / "state" / "file").write_text("written since")
     assert main(["restore", str(tmp_path / "b"), "--yes"]) == 2
-    assert f"state belongs to {installation / 'state'}, expected" in capsys.readouterr().err
+    assert f"expected an absent or empty {installation / 'state'}" in capsys.readouterr().err
     assert main(["restore", str(installation)]) == 2
     assert "backup.json is absent" in capsys.readouterr().err
 
@@ -235,7 +235,9 @@ def test_changes_after_killed_restore_are_not_overwritten(lost, installation_roo
     ):
         change()
         assert main(["restore", str(backup), "--yes"]) == 2
-        assert f"{installation_root / 'store'}, expected" in capsys.readouterr().err
+        assert (
+            f"expected an absent or empty {installation_root / 'store'}" in capsys.readouterr().err
+        )
         path.write_text("store")
 
 

@@ -36,7 +36,7 @@ def _talk(url, rows, clock):
     chance, requested = random.Random(5), []
 
     async def talk():
-        timing = Timing(clock=clock, chance=chance.random)
+        timing = Timing(clock=clock, uniform=chance.random)
         async with RecommenderClient(
             LiveModel(), recommender=CRITEO_RECOMMENDER, log=url, timing=timing
         ) as client:

@@ -21,7 +21,7 @@ from cli.models import print_models
 from components.extraction.__main__ import main as extraction
 from components.preprocessing.parent import save_columns
 from components.preprocessing.vocabularies import Candidates, Column
-from components.validation.quarantine import keep_quarantined, rows_folder
+from components.validation.quarantine import rows_folder, store_quarantined
 from evergreen.config.data import ColumnNames
 from evergreen.config.features import (
     MISSING_CATEGORY,
@@ -52,11 +52,11 @@ from tests.support.workflows import workflow_of
 
 USER, OTHERS = "ann-9f3c", ("bob", "cy", "7")
 CATEGORY = category_of(USER)
-WORDS = CategoricalOptions(type="string")
+STRING = CategoricalOptions(type="string")
 FEATURES = Features(
     numeric=("price",),
     categorical=("item", "user"),
-    categorical_options={"item": WORDS, "user": WORDS},
+    categorical_options={"item": STRING, "user": STRING},
     lists=("friends",),
     list_options={"friends": ListOptions(max=2, table="user")},
 )
@@ -166,7 +166,7 @@ def keep_learnt(
     vocabularies = (np.array([5], np.int64), np.array([category_of(known)], np.int64))
     nothing, folder = np.empty(0, np.int64), model_folder(store, model_id) / Model.WORKFLOW
     workflow_of(vocabularies, FEATURES).save(folder)
-    none = Candidates(categories=nothing, sightings=nothing, last_seen=nothing)
+    none = Candidates(categories=nothing, frequencies=nothing, last_seen=nothing)
     some = replace(none, categories=np.array([category_of(each) for each in rare], np.int64))
     save_columns(
         [
@@ -212,7 +212,7 @@ def made(tmp_path_factory):
         rows.append_column("quarantine_reason", pa.array(["a reason"] * 9)),
         gone / "rows" / "part.parquet",
     )
-    keep_quarantined("r1", gone / "rows", rows_folder(store, "r1"), num_rows=9)
+    store_quarantined("r1", gone / "rows", rows_folder(store, "r1"), num_rows=9)
     run_monitor(folder)
     keep_learnt(store, "m1", USER, day="2026-03-01")
     keep_learnt(store, "m2", "bob", parent_model_id="m1")
@@ -345,7 +345,7 @@ def test_no_file_names_forgotten_user_and_all_other_rows_are_unchanged(
     )
     assert [path.name for path in (installation / "work").iterdir()] == ["r2"]
     assert forget(installation, "--yes") == 0
-    assert "no row, outcome, incident or run holds the user" in capsys.readouterr().out
+    assert "no row, outcome, incident or run contains the user" in capsys.readouterr().out
 
 
 def test_models_trained_on_user_are_named_with_run_to_replace_them(installation, capsys):
@@ -354,12 +354,12 @@ def test_models_trained_on_user_are_named_with_run_to_replace_them(installation,
     assert dict(
         line[6:].split(": ", 1) for line in output.splitlines() if line.startswith("model ")
     ) == {
-        "m1": "its vocabulary holds the user; it was trained on 2026-03-01, whose rows hold the "
-        "user",
+        "m1": "its vocabulary contains the user; it was trained on 2026-03-01, whose rows "
+        "contain the user",
         "m2 (live)": "it continues m1",
-        "m3": "its list of rare categories holds the user",
-        "m4": "it was trained on 2026-03-02, whose rows hold the user",
-        "m6": "it was trained on 2026-02-28, whose rows hold the user",
+        "m3": "its list of rare categories contains the user",
+        "m4": "it was trained on 2026-03-02, whose rows contain the user",
+        "m6": "it was trained on 2026-02-28, whose rows contain the user",
     }
     assert output.count("golden rows of version 1, model m2: ") == 2
     assert "version 1 still contains the user, until a run from scratch is released:" in output
@@ -367,7 +367,7 @@ def test_models_trained_on_user_are_named_with_run_to_replace_them(installation,
         f"evergreen run --package build/retraining.yaml --folder '{installation}' --from-scratch"
         in output
     )
-    assert "1 requests that hold the user are not archived yet" in output
+    assert "1 requests of the user are not archived yet" in output
     assert "not searched either: the event log's records and dead letters" in output
     keep_learnt(installation / "store", "m7", "bob")
     make_live(installation / "store", release(installation / "store", 2, "m7"))

@@ -108,6 +108,6 @@ def test_schema_command_reaches_its_own_environment(chain):
         == 0
     )
     assert (
-        "expected one, or force, live"
+        "expected a file, force, live"
         in evergreen("data", "schema", "show", "no", "--store", chain.root / "store").stderr
     )

@@ -97,7 +97,7 @@ def test_missing_days_of_lake_and_deleted_weights_of_parent_are_named(copy, tmp_
     shutil.rmtree((copy.root / EDITED).parent)
     assert main(line) == 2
     assert (
-        "holds no rows of 2026-01-04, expected the training days of model"
+        "contains no rows of 2026-01-04, expected the training days of model"
         in capsys.readouterr().err
     )
     parent = copy.rounds[0].training.model_id

@@ -13,8 +13,8 @@ import pytest
 
 from demo.demo import (
     Screen,
-    _conclude_without_model,
     _first_run,
+    _print_missing_model,
     _start_drift,
     _wait_until_baked,
     open_demo,
@@ -256,7 +256,7 @@ def test_refused_first_model_ends_demo_with_advice_that_would_release_one(begun,
     demo = begun(1, ended("refused", "evaluation"), verdict)
     outcome = _first_run(demo)
     assert outcome.state == "refused"
-    assert _conclude_without_model(demo, outcome) == 1
+    assert _print_missing_model(demo, outcome) == 1
     output = capsys.readouterr().out.splitlines()
     assert "no first model: refused at evaluation: because" in output[0]
     assert "warning: price leaks" in output[1]
@@ -269,7 +269,7 @@ def test_first_failed_run_says_why_and_one_without_reason_is_error(begun, capsys
     with raises(PermanentError, "first_run", "code 3", "the last word"):
         _first_run(begun(3, None))
     demo = begun(3, ended("failed", "extraction"))
-    assert _conclude_without_model(demo, _first_run(demo)) == 1
+    assert _print_missing_model(demo, _first_run(demo)) == 1
     assert "no first model: failed at extraction: because" in capsys.readouterr().out
 
 
@@ -283,7 +283,7 @@ class StackDouble:
         self.lines: list[str] = []
         self._has_ended = has_ended
 
-    def tell(self, name, line):
+    def send_line(self, name, line):
         if self._has_ended:
             raise ProcessDied("replay ended")
         self.lines.append(line)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from demo.runner import STEP_NICENESS, PipelineFailed, yielding
+from demo.runner import STEP_NICENESS, PipelineFailed, at_low_priority
 from evergreen.runtime.exit_codes import ExitCode
 from tests.support.errors import raises
 
@@ -41,7 +41,7 @@ def test_steps_yield_cpu_to_server_and_get_their_arguments_unchanged():
     )
     look += "print(p.read_text().split()[-1] if p.exists() and p.read_text() else 'none')"
     done = subprocess.run(
-        yielding([sys.executable, "-c", look, "two words", "$HOME"]),
+        at_low_priority([sys.executable, "-c", look, "two words", "$HOME"]),
         stdout=subprocess.PIPE,
         text=True,
         check=True,

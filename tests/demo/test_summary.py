@@ -415,7 +415,7 @@ def ways(summary, *, decisions=(), timeline=(), verdicts=(), drift_time=DRIFT_TI
         traffic_summary={"drift_time": drift_time, "rows": 1050},
         stage_seconds={},
     )
-    return list(numbers.ways_to_turn(observed, summary, verdicts))
+    return list(numbers.ways_to_complete(observed, summary, verdicts))
 
 
 def verdict(tmp_path, **changes):
@@ -551,10 +551,10 @@ def test_ingested_rows_are_identified_by_their_files(tmp_path):
         "malformed": 2,
         "duplicates": 0,
         "replaced": 3,
-        "passed_over": ["a.md"],
+        "skipped_files": ["a.md"],
     }
     sentences = list(
-        numbers.ingested_sentences(made, tmp_path / "replay.parquet", most=1000, has_times=True)
+        numbers.ingested_sentences(made, tmp_path / "replay.parquet", max_rows=1000, has_times=True)
     )
     assert "rows before 2026-03-04 05:06:07 UTC train" in sentences[1]
     assert "to 2026-03-04 05:06:09 are replayed" in sentences[1]
@@ -565,7 +565,7 @@ def test_ingested_rows_are_identified_by_their_files(tmp_path):
     ]
     sentences = list(
         numbers.ingested_sentences(
-            {**made, "replaced": 0, "passed_over": []}, tmp_path, most=2000, has_times=False
+            {**made, "replaced": 0, "skipped_files": []}, tmp_path, max_rows=2000, has_times=False
         )
     )
     assert sentences[1:] == [

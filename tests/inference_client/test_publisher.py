@@ -215,8 +215,8 @@ def test_publishing_continues_after_any_outage_and_reports_its_start_and_end(
     assert len(lines) == 2
     assert (
         lines[0]
-        == f"the log {'refuses records' if kind is PermanentError else 'is unavailable'}, records "
-        "wait: gone"
+        == f"the event log {'refuses records' if kind is PermanentError else 'is unavailable'}, "
+        "and records stay queued: gone"
     )
     assert "available again after" in lines[1]
 
@@ -262,9 +262,9 @@ def test_each_change_of_state_is_one_line(time, prediction, caplog):
     asyncio.run(publisher.flush())
     assert [record.message for record in caplog.records] == [
         "the queue is full (8 rows, 2 outcomes): the newest records are dropped",
-        "the log is unavailable, records wait: gone",
-        "the log refuses records, records wait: no rights",
-        "the log is unavailable, records wait: gone",
+        "the event log is unavailable, and records stay queued: gone",
+        "the event log refuses records, and records stay queued: no rights",
+        "the event log is unavailable, and records stay queued: gone",
         "the log is available again after 2 s",
         "the queue has room again; 8 rows and 2 outcomes were dropped since the start",
     ]

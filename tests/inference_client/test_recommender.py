@@ -232,7 +232,7 @@ def test_explored_list_is_shown_and_logged_in_its_order_with_its_odds(
     chances = iter([0.31, 0.29])
 
     async def talk():
-        timing = Timing(chance=lambda: next(chances))
+        timing = Timing(uniform=lambda: next(chances))
         async with connect(server.url, log=f"sqlite:///{log}", timing=timing) as client:
             rows = FeatureRows(dense=dense, categorical=categorical)
             stayed, swapped = [await client.rank(rows, 4, explore=0.3) for _ in range(2)]
@@ -703,7 +703,7 @@ def test_request_id_names_one_logged_request(score_rows, make_rows, log, read_lo
             for again in rows[1:]:
                 with raises(ContractError, "request_id 'session 7'", "earlier request"):
                     await client.score(again, request_id="session 7")
-                with raises(ContractError, "new one for each request"):
+                with raises(ContractError, "new id for each request"):
                     await client.rank(again, 1, request_id="session 7")
             await client.score(rows[0], request_id="session 7", log=False)
             ranking = await client.rank(rows[0], 1)

@@ -143,11 +143,11 @@ def test_text_that_resembles_number_is_no_category(text):
 def test_strings_and_integers_become_same_categories_as_in_files(form):
     words = ["red shoe", "7", "07", None, "-5", "red shoe"]
     numbers = [0, 2**52 - 1, 2**52, None, -(2**63), -1]
-    for values, holds_words in ((words, True), (numbers, False)):
+    for values, is_string in ((words, True), (numbers, False)):
         expected = [-1 if each is None else category_of(str(each)) for each in values]
         if form == "objects":
             values = np.array(values, object)
         elif form in ("arrow", "dictionary"):
             values = pa.array(values)
             values = values.dictionary_encode() if form == "dictionary" else values
-        assert categories("item", values, holds_words=holds_words).tolist() == expected
+        assert categories("item", values, is_string=is_string).tolist() == expected

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from demo.stack import LOOPBACK, free_port, tethered
+from demo.stack import LOOPBACK, ended_with_parent, free_port
 from demo.triton import DEFAULT_VENV, prepare
 from testing.processes import http_get, wait_for
 from tests.support.rendering import Manifest, containers, find
@@ -120,7 +120,7 @@ class TritonPod:
         ]
         with open(self._folder / "triton.log", "wb") as log:
             self.process = subprocess.Popen(
-                tethered([str(wheel.binary), *flags], signal.SIGKILL),
+                ended_with_parent([str(wheel.binary), *flags], signal.SIGKILL),
                 env={**os.environ, **self._environment, **wheel.variables},
                 stdin=subprocess.DEVNULL,
                 stdout=log,

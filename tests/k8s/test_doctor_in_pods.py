@@ -50,9 +50,9 @@ def test_modes_are_read_and_fixed_where_complete_share_is_mounted(in_pods):
     manifests, _, found = in_pods
     (modes,) = [each for each in found if each.part == "modes of files"]
     assert modes.state == WRONG
-    target, name = re.search(r"exec deploy/(\S+) -c (\S+) --", modes.mend).groups()
+    target, name = re.search(r"exec deploy/(\S+) -c (\S+) --", modes.fix).groups()
     workload = find(manifests, "Deployment", target)
     for folder in ("store", "work", "repository"):
-        assert f"/evergreen/{folder}" in modes.mend
+        assert f"/evergreen/{folder}" in modes.fix
         volume, is_writable = volume_at(workload, name, f"/evergreen/{folder}")
         assert (volume["name"], is_writable) == ("share", True)

@@ -116,7 +116,7 @@ def test_existing_lake_ends_job_at_first_try(variant, tmp_path):
         spec["containers"][0], {"$(LAKE)": str(tmp_path), "/tmp/world": f"{tmp_path}/world"}
     )
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
-    assert "holds day 2026-01-04 already" in done.stderr
+    assert "contains day 2026-01-04 already" in done.stderr
     assert (rule["action"], rule["onExitCodes"]) == (
         "FailJob",
         {"operator": "In", "values": [done.returncode]},

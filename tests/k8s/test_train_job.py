@@ -13,7 +13,7 @@ from kubernetes.config import incluster_config
 from components.training import __main__ as step
 from components.training import train_job
 from components.training.train_job import TrainJobs, build_job, train_elsewhere
-from evergreen.registry.runs import StepNote, noted, read_notes
+from evergreen.registry.runs import StepNote, read_notes, step_note
 from evergreen.runtime.errors import ContractError, PermanentError, Preempted, TemporaryError
 from evergreen.runtime.exit_codes import ExitCode
 from pipelines.placement import (
@@ -97,7 +97,7 @@ def do(api, flags, tmp_path):
             return lambda: api.end(RUN, *how)
 
         def note(self, state, reason="", **facts):
-            with noted(tmp_path / "store", RUN, "training") as note:
+            with step_note(tmp_path / "store", RUN, "training") as note:
                 note.facts = facts
                 note.state, note.reason = state, reason
 

@@ -52,7 +52,7 @@ def test_few_thousand_rows_are_split_by_time_and_sent_as_their_requests(few_rows
 def test_few_thousand_rows_end_with_advice_unless_loop_succeeds(few_rows):
     _, ended, summary = few_rows
     has_turned = summary["auc"]["recovered"] is not None
-    assert bool(summary["to_turn"]) != has_turned
+    assert bool(summary["to_complete"]) != has_turned
     last = ended.output.splitlines()[-1]
     assert ("to complete the loop: " in last) != has_turned
 
@@ -99,7 +99,7 @@ def test_demo_loop_succeeds_on_own_file(
     ("make", "words"),
     [
         (lambda folder, kaggle: folder / "absent.csv", "does not exist"),
-        (lambda folder, kaggle: folder, "holds no file of rows"),
+        (lambda folder, kaggle: folder, "no file of rows"),
         (
             lambda folder, kaggle: (
                 (at := folder / "letter.csv").write_text("Dear all,\n...") and at

@@ -48,7 +48,11 @@ def test_report_of_long_texts_fits_its_pane_however_many_rows(tmp_path, good, ro
     kinds = ("decision", "drift", "run_ended", "archived")
     events = [{"time": START + i, "kind": kinds[i % 4], "text": LONG} for i in range(rows)]
     summary = replace(
-        good, uncertain=[LONG] * rows, warnings=[LONG], to_turn=[LONG], drift={"columns": [LONG]}
+        good,
+        uncertain=[LONG] * rows,
+        warnings=[LONG],
+        to_complete=[LONG],
+        drift={"columns": [LONG]},
     )
     page = report_of(tmp_path, summary, events=events, timeline=map(window, range(rows)))
     assert pixels_too_wide(tmp_path, page, 360, 480, 768, 1280) == [0] * 4

@@ -192,7 +192,7 @@ def test_folders_and_servers_are_placements_in_every_step_that_has_them(everythi
     ("values", "words"),
     [
         ({"backend": "hugectr", "accelerator": ""}, "backend is hugectr without an accelerator"),
-        ({"training_gpus": 2}, "training_gpus is 2 with backend pytorch"),
+        ({"training_gpus": 2}, "training_gpus is 2, expected 1 with backend pytorch"),
         (
             {"training_nodes": 2},
             "training_nodes is 2 with trainer step and backend pytorch, expected 1",
@@ -204,7 +204,7 @@ def test_folders_and_servers_are_placements_in_every_step_that_has_them(everythi
         ({"training_nodes": 0, "trainer": "kubeflow"}, "training_nodes is 0"),
         (
             {"training_processes": 2, "backend": "hugectr"},
-            "training_processes is 2 with backend hugectr",
+            "training_processes is 2, expected 1 with backend hugectr",
         ),
         (
             {"training_processes": 2, "backend": "torchrec", "fbgemm": "gpu"},
@@ -212,7 +212,7 @@ def test_folders_and_servers_are_placements_in_every_step_that_has_them(everythi
         ),
         (
             {"backend": "torchrec"},
-            "torchrec with accelerator 'nvidia.com/gpu' and fbgemm is 'cpu', expected accelerator",
+            "fbgemm is 'cpu', expected 'gpu' for backend torchrec with accelerator 'nvidia",
         ),
         (
             {"needs": {"trainig": NeedsChange(cpu="1")}},
@@ -318,7 +318,7 @@ def test_flags_come_before_file(compile_file):
         ("", "is None, expected a mapping of fields"),
         ("a: [", "is not YAML"),
         ("tag: ${NOPE}", "names NOPE, which .*cluster.env lacks"),
-        ("tag: 5$", "holds a '\\$' without a name"),
+        ("tag: 5$", "contains a '\\$' without a name"),
     ],
 )
 def test_file_with_other_content_is_refused_by_its_path(compile_file, capsys, text, words):

@@ -7,7 +7,7 @@ import pytest
 from components.run_outcome import __main__ as outcome_module
 from components.run_outcome.__main__ import ADDRESS_VARIABLE, PAUSES_SECONDS, notify
 from components.run_outcome.component import run_outcome
-from evergreen.registry.runs import RunOutcome, StepNote, find_outcome, noted, read_outcomes
+from evergreen.registry.runs import RunOutcome, StepNote, find_outcome, read_outcomes, step_note
 from tests.support.webhook_server import SECRET, WebhookServer
 
 
@@ -44,9 +44,9 @@ def ended(tmp_path, monkeypatch):
         A parameter would be visible in the UI.
         """
         monkeypatch.setenv(ADDRESS_VARIABLE, url)
-        with noted(tmp_path, "run", "extraction"):
+        with step_note(tmp_path, "run", "extraction"):
             pass
-        with noted(tmp_path, "run", "evaluation") as note:
+        with step_note(tmp_path, "run", "evaluation") as note:
             note.state, note.reason = "refused", "auc 0.70 trails 0.75"
         values = {
             "run": "run",
@@ -65,7 +65,7 @@ def ended(tmp_path, monkeypatch):
     ("changes", "title", "done"),
     [
         ({}, "Version 4 was released", "all traffic"),
-        ({"state": "canary"}, "Version 4 runs beside the live one", "all traffic"),
+        ({"state": "canary"}, "Version 4 runs beside the live version", "all traffic"),
         (
             {"state": "refused", "step": "evaluation", "reason": "auc fell", "version": None},
             "The new model was refused by evaluation: auc fell",

@@ -7,7 +7,7 @@ import pytest
 from cli.runs import print_runs, read_runs
 from components.run_outcome.__main__ import record
 from evergreen.registry.promotion_journal import Promotion, append_promotion
-from evergreen.registry.runs import Stopped, find_outcome, noted, read_outcomes
+from evergreen.registry.runs import Stopped, find_outcome, read_outcomes, step_note
 from evergreen.runtime.errors import ContractError, Preempted, Refused
 from testing.releases import keep_model
 from tests.support.errors import raises
@@ -39,7 +39,7 @@ def _end(store, run="run", kfp_state="SUCCEEDED"):
 
 
 @pytest.mark.parametrize(
-    ("step", "noted_as", "facts", "found"),
+    ("step", "recorded_as", "facts", "found"),
     [
         ("deployment", "done", {"version": 3, "rollout": "full"}, ("released", 3)),
         # A canary serves beside the live version, so the run released no version.
@@ -51,9 +51,9 @@ def _end(store, run="run", kfp_state="SUCCEEDED"):
         ("evaluation", "refused", {}, ("refused", None)),
     ],
 )
-def test_last_note_determines_outcome_of_run(tmp_path, step, noted_as, facts, found):
-    with noted(tmp_path, "run", step) as note:
-        note.facts, note.state, note.reason = facts, noted_as, "auc 0.70 trails 0.75"
+def test_last_note_determines_outcome_of_run(tmp_path, step, recorded_as, facts, found):
+    with step_note(tmp_path, "run", step) as note:
+        note.facts, note.state, note.reason = facts, recorded_as, "auc 0.70 trails 0.75"
     outcome = _end(tmp_path)
     assert (outcome.state, outcome.version) == found
     assert (outcome.step, outcome.reason) == (step, "auc 0.70 trails 0.75")
@@ -61,7 +61,7 @@ def test_last_note_determines_outcome_of_run(tmp_path, step, noted_as, facts, fo
 
 @pytest.mark.parametrize("kfp_state", ["COMPLETE", "CACHED"])
 def test_release_counts_whatever_backend_reports_as_success(tmp_path, kfp_state):
-    with noted(tmp_path, "run", "deployment") as note:
+    with step_note(tmp_path, "run", "deployment") as note:
         note.facts = {"version": 3, "rollout": "full"}
     assert _end(tmp_path, kfp_state=kfp_state).state == "released"
 
@@ -70,7 +70,7 @@ def test_release_counts_whatever_backend_reports_as_success(tmp_path, kfp_state)
 def test_run_that_yields_to_canary_has_its_outcome_and_others_are_refused(tmp_path, ended, state):
     for action in ("canary", *(["canary_ended"] if ended else [])):
         append_promotion(tmp_path, promotion(action, version=3))
-    with pytest.raises(Refused), noted(tmp_path, "run", "deployment"):
+    with pytest.raises(Refused), step_note(tmp_path, "run", "deployment"):
         raise Refused("version 3 is a running canary")
     outcome = _end(tmp_path)
     assert (outcome.state, outcome.step, outcome.version) == (
@@ -82,7 +82,7 @@ def test_run_that_yields_to_canary_has_its_outcome_and_others_are_refused(tmp_pa
 
 
 def test_killed_step_is_failure_of_that_step(tmp_path):
-    context = noted(tmp_path, "run", "training")
+    context = step_note(tmp_path, "run", "training")
     context.__enter__()  # the step is killed before it writes its note
     outcome = _end(tmp_path, kfp_state="FAILED")
     assert (outcome.state, outcome.step) == ("failed", "training")
@@ -90,7 +90,7 @@ def test_killed_step_is_failure_of_that_step(tmp_path):
 
 
 def test_preempted_step_without_retry_fails_run_with_reason(tmp_path):
-    with pytest.raises(Preempted), noted(tmp_path, "run", "training"):
+    with pytest.raises(Preempted), step_note(tmp_path, "run", "training"):
         raise Preempted("saved at epoch 2")
     outcome = _end(tmp_path, kfp_state="FAILED")
     assert (outcome.state, outcome.step) == ("failed", "training")
@@ -98,7 +98,7 @@ def test_preempted_step_without_retry_fails_run_with_reason(tmp_path):
 
 
 def test_run_that_stopped_between_steps_failed(tmp_path):
-    with noted(tmp_path, "run", "training"):
+    with step_note(tmp_path, "run", "training"):
         pass
     outcome = _end(tmp_path, kfp_state="CANCELED")
     assert outcome.state == "failed"
@@ -108,7 +108,7 @@ def test_run_that_stopped_between_steps_failed(tmp_path):
 @pytest.mark.parametrize("kfp_state", ["RUNNING", "COMPLETE", "SUCCEEDED"])
 def test_refusal_is_recorded_whatever_state_exit_handler_gets(tmp_path, kfp_state):
     """After a refusal, a real backend reports RUNNING, because a group of tasks was skipped."""
-    with noted(tmp_path, "run", "evaluation") as note:
+    with step_note(tmp_path, "run", "evaluation") as note:
         note.state, note.reason = "refused", "auc 0.70 trails 0.75"
     outcome = _end(tmp_path, kfp_state=kfp_state)
     assert (outcome.state, outcome.step, outcome.reason) == (
@@ -119,7 +119,7 @@ def test_refusal_is_recorded_whatever_state_exit_handler_gets(tmp_path, kfp_stat
 
 
 def test_run_that_person_terminated_differs_from_preempted_one(tmp_path):
-    with pytest.raises(Preempted), noted(tmp_path, "run", "training"):
+    with pytest.raises(Preempted), step_note(tmp_path, "run", "training"):
         raise Preempted("saved at epoch 2")
     assert _end(tmp_path, kfp_state="CANCELED").reason == (
         "a person terminated the run in Kubeflow at training: saved at epoch 2"
@@ -127,7 +127,7 @@ def test_run_that_person_terminated_differs_from_preempted_one(tmp_path):
 
 
 def failing(store, step):
-    with pytest.raises(OSError), noted(store, "run", step):
+    with pytest.raises(OSError), step_note(store, "run", step):
         raise OSError("no space left")
 
 
@@ -137,7 +137,7 @@ def test_run_that_was_retried_in_kubeflow_ends_as_its_second_pass(tmp_path):
     If a person selects Retry in the UI, the failed step and the later steps run again.
     """
     for step in ("extraction", "validation"):
-        with noted(tmp_path, "run", step):
+        with step_note(tmp_path, "run", step):
             pass
     failing(tmp_path, "preprocessing")
     assert (_end(tmp_path, kfp_state="FAILED").state, read_runs(tmp_path)[0].state) == (
@@ -145,10 +145,10 @@ def test_run_that_was_retried_in_kubeflow_ends_as_its_second_pass(tmp_path):
         "failed",
     )
     for step in ("preprocessing", "training", "evaluation"):
-        with noted(tmp_path, "run", step):
+        with step_note(tmp_path, "run", step):
             assert find_outcome(tmp_path, "run") is None
             assert read_runs(tmp_path)[0].state == "running"
-    with noted(tmp_path, "run", "deployment") as note:
+    with step_note(tmp_path, "run", "deployment") as note:
         note.facts, note.reason = {"version": 7, "rollout": "canary"}, "version 7 is a canary"
     outcome = find_outcome(tmp_path, "run")
     assert (outcome.state, outcome.version, outcome.step) == ("canary", 7, "deployment")
@@ -165,9 +165,9 @@ def test_table_of_runs_on_narrow_terminal_distinguishes_trials(tmp_path, monkeyp
     keep_model(tmp_path, model)
     names = ["search-20261129T161234567890Z", "search-20261129T161633123456Z"]
     for name in names:
-        with noted(tmp_path, name, "training") as note:
+        with step_note(tmp_path, name, "training") as note:
             note.facts = {"model": model, "train_rows": 24_000}
-        with noted(tmp_path, name, "deployment") as note:
+        with step_note(tmp_path, name, "deployment") as note:
             note.facts, note.state = {"rollout": "none"}, "refused"
         _end(tmp_path, name)
     print_runs(tmp_path)
@@ -183,7 +183,7 @@ def test_table_of_runs_on_narrow_terminal_distinguishes_trials(tmp_path, monkeyp
 def test_second_failed_pass_names_its_step(tmp_path):
     failing(tmp_path, "extraction")
     _end(tmp_path, kfp_state="FAILED")
-    with noted(tmp_path, "run", "extraction"):
+    with step_note(tmp_path, "run", "extraction"):
         pass
     failing(tmp_path, "validation")
     outcome = find_outcome(tmp_path, "run")
@@ -203,7 +203,7 @@ def test_release_whose_step_was_stopped_before_its_note_is_in_journal(
     if passes == 2:
         _end(tmp_path, kfp_state="FAILED")
     append_promotion(tmp_path, replace(promotion(action, version=3), who="run"))
-    with pytest.raises(SystemExit), noted(tmp_path, "run", "deployment"):
+    with pytest.raises(SystemExit), step_note(tmp_path, "run", "deployment"):
         raise Stopped(143)
     outcome = find_outcome(tmp_path, "run") if passes == 2 else _end(tmp_path, kfp_state="FAILED")
     assert (outcome.state, outcome.version) == (state, 3)
@@ -232,7 +232,7 @@ def test_outcome_of_another_request_is_not_mistaken(tmp_path):
 def test_newest_runs_are_listed_without_reading_files_of_older_runs(tmp_path, capsys):
     for run in ("last-by-name", "b", "a"):
         if run != "a":  # no step of run a has started
-            with noted(tmp_path, run, "extraction"):
+            with step_note(tmp_path, run, "extraction"):
                 pass
         _end(tmp_path, run)
     (tmp_path / "runs" / "last-by-name" / "outcome.json").write_text("{")

@@ -16,8 +16,8 @@ from components.run_outcome.component import run_outcome
 from evergreen.registry.runs import (
     RunOutcome,
     kubeflow_name,
-    noted,
     read_outcomes,
+    step_note,
     store_name,
     write_outcome,
 )
@@ -243,7 +243,7 @@ def test_schedule_without_six_fields_is_refused_before_anything_is_sent(
 
 def test_upload_without_work_is_refused(server, command, capsys):
     assert command("--no-run") == 2
-    assert "nothing to do" in capsys.readouterr().err
+    assert "the command would do nothing" in capsys.readouterr().err
     assert server.requests == []
 
 
@@ -324,7 +324,7 @@ def test_servers_refusal_is_quoted(server, send, status, kind):
 
 def leave_end(store, run: str, state: str, step: str, reason: str) -> None:
     """Write the notes and the outcome that a run's steps and its exit handler write."""
-    with noted(store, run, step):
+    with step_note(store, run, step):
         pass
     ended_at = datetime.now(timezone.utc).isoformat()
     fields = {"state": state, "step": step, "reason": reason, "version": None, "ended_at": ended_at}
@@ -436,8 +436,8 @@ def test_listing_names_failed_runs_that_left_no_file_in_registry(server, command
     failed, last = capsys.readouterr().out.splitlines()[-2:]
     assert failed == f"{with_files['display_name']} failed at extraction: disk is full"
     assert last.startswith(
-        f"{lost['display_name']} failed and left nothing in the store: run {lost['run_id']} ended "
-        "FAILED: no step ran"
+        f"{lost['display_name']} failed and wrote nothing to the model registry: run "
+        f"{lost['run_id']} ended FAILED: no step ran"
     )
     assert last.endswith(f"see {server.url}/#/runs/details/{lost['run_id']}")
     assert main(["runs", "--store", str(tmp_path), "--host", server.url, "--json"]) == 2
@@ -491,7 +491,7 @@ def test_two_runs_of_one_name_keep_their_files_apart(tmp_path, name):
 
 def test_listing_shows_which_run_left_out_files(tmp_path, capsys):
     for run, num in (("a", 0), ("b", 2)):
-        with noted(tmp_path, run, "extraction") as note:
+        with step_note(tmp_path, run, "extraction") as note:
             note.facts = {"quarantined_files": num}
     print_runs(tmp_path)
     warning = "left out 2 unreadable files, which its validation report names"

@@ -12,7 +12,7 @@ from contextlib import closing
 import pytest
 import yaml
 
-from demo.stack import DIRECT, LOOPBACK, tethered
+from demo.stack import DIRECT, LOOPBACK, ended_with_parent
 from testing.processes import wait_for
 
 
@@ -50,7 +50,7 @@ class Prometheus:
         self._url = f"http://{LOOPBACK}:{port}"
         with open(self._folder / "prometheus.log", "wb") as log:
             self._process = subprocess.Popen(
-                tethered(
+                ended_with_parent(
                     [
                         "prometheus",
                         f"--config.file={self._folder / 'prometheus.yml'}",

@@ -9,7 +9,7 @@ import pyarrow as pa
 from components.validation.checks import Observation, apply_rules, observe_drift
 from components.validation.measure import (
     Champion,
-    KeptWindows,
+    LineageWindows,
     Measured,
     measure_drift,
     measure_label_shift,
@@ -21,8 +21,8 @@ from components.validation.skew import ServedRowFacts, Skew, SkewEntry
 from components.validation.validate import make_report
 from evergreen.config.validation import ValidationSettings
 from evergreen.contracts import criteo
+from evergreen.contracts.category_texts import ShownValues
 from evergreen.contracts.manifests import RawDataset
-from evergreen.contracts.words import ShownValues
 from evergreen.statistics.profile_counter import ProfileCounter
 from tests.support.validation_statistics import statistics_of
 
@@ -110,7 +110,7 @@ def document_of(
     rules, folder = ValidationSettings(), Path(tempfile.gettempdir())
     champion = None
     if before is not None:
-        windows = KeptWindows((_count_rows(before).profile(),))
+        windows = LineageWindows((_count_rows(before).profile(),))
         champion = Champion(folder=folder, statistics=statistics_of(before), windows=windows)
     measured = _measure_rows(now, champion, shown)
     hostile = Observation(rule="anomaly", column=HOSTILE, detail=HOSTILE)

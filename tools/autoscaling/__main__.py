@@ -25,7 +25,7 @@ from tools.autoscaling.queueing import PodSettings, read_service_times, shipped_
 from tools.autoscaling.simulation import Settings, SimulatedRun, Simulation
 from tools.autoscaling.traces import DEFAULT_ROWS, SYNTHETIC, Trace, read_trace
 
-_MOST_LINES = 48
+_MAX_LINES = 48
 
 
 def _describe(outcome: SimulatedRun, *, objective_ms: float) -> str:
@@ -46,28 +46,26 @@ def _describe(outcome: SimulatedRun, *, objective_ms: float) -> str:
             *_time_line(outcome),
             "",
             f"{outcome.num_arrived:,} requests: {counters.answered:,} answered, "
-            f"{counters.refused:,} found a full queue, "
-            f"{counters.timed_out:,} waited too long, {outcome.num_without_pod:,} found no ready "
-            "pod, "
-            f"{outcome.num_inside:,} "
-            "unfinished at the end",
+            f"{counters.refused:,} found a full queue, {counters.timed_out:,} waited too long, "
+            f"{outcome.num_without_pod:,} found no ready pod, {outcome.num_inside:,} unfinished at "
+            "the end",
             f"queue time p50 {_quantile_ms(waits, 0.5)} ms, p99 {_quantile_ms(waits, 0.99)} ms; "
             f"{num_late / max(1, outcome.num_arrived):.3%} later than {objective_ms:g} ms or "
             "dropped",
             f"replicas {mean:.2f} on average, {max(wanted)} at most, changed {num_changes} times",
-            f"{outcome.pod_hours:.1f} pod hours (and as many hours of GPUs or "
-            "slices, if the pods have them)",
+            f"{outcome.pod_hours:.1f} pod hours (and as many hours of GPUs or slices, if the pods "
+            "have them)",
         ]
     )
 
 
 def _time_line(outcome: SimulatedRun) -> Iterator[str]:
-    """Yield a header, and one line for each span of several syncs.
+    """Yield a header and a table of the simulation, ordered by time.
 
-    In a long simulation, each line covers more syncs.
+    Each line summarizes several syncs. In a long simulation, each line covers more syncs.
     """
     yield f"{'time':>6}  {'ready':>5}  {'wanted':>6}  {'served/s':>8}  {'p50 ms':>8}  {'p99 ms':>8}"
-    size = -(-len(outcome.moments) // _MOST_LINES)
+    size = -(-len(outcome.moments) // _MAX_LINES)
     for start in range(0, len(outcome.moments), size):
         moments = outcome.moments[start : start + size]
         waits = np.concatenate(outcome.waits[start : start + size])
@@ -76,8 +74,8 @@ def _time_line(outcome: SimulatedRun) -> Iterator[str]:
             f"{seconds // 3600:3d}:{seconds // 60 % 60:02d}  "
             f"{np.mean([each.ready for each in moments]):5.1f}  "
             f"{np.mean([each.wanted for each in moments]):6.1f}  "
-            f"{len(waits) / (len(moments) * SYNC_SECONDS):8.1f}  "
-            f"{_quantile_ms(waits, 0.5):>8}  {_quantile_ms(waits, 0.99):>8}"
+            f"{len(waits) / (len(moments) * SYNC_SECONDS):8.1f}  {_quantile_ms(waits, 0.5):>8}  "
+            f"{_quantile_ms(waits, 0.99):>8}"
         )
 
 
@@ -147,8 +145,7 @@ def build_parser() -> argparse.ArgumentParser:
         default="demo",
         metavar="FILE",
         help="JSON of benchmarks.service_times, or a network measured on a CPU: demo (5 ms for a "
-        "request of 1024 "
-        "rows, for which the shipped target is) or sample (62 ms) (default: demo)",
+        "request of 1024 rows) or sample (62 ms). The shipped target is for demo, the default",
     )
     pods.add_argument(
         "--instances",
@@ -191,8 +188,8 @@ def _not_negative(text: str) -> float:
 
 def _positive(text: str) -> float:
     number = _not_negative(text)
-    # Kubernetes' quantities are multiples of a thousandth. The maximum allows a million requests
-    # per second.
+    # Kubernetes' quantities are multiples of a thousandth. The upper limit is far above any
+    # expected rate or time.
     if not 0.001 <= number <= 1e6:
         raise argparse.ArgumentTypeError(f"{text!r}, expected 0.001 to 1e6")
     return number
@@ -210,12 +207,14 @@ def _settings(arguments: argparse.Namespace, trace: Trace, spec: Autoscaler) -> 
         service_times=times,
         pod=PodSettings(instances=arguments.instances),
         starts=StartTimes(node=arguments.node_seconds, pod=arguments.pod_seconds),
-        initial_replicas=min(max(math.ceil(busy / _INITIAL_LOAD), spec.least), spec.most),
+        initial_replicas=min(
+            max(math.ceil(busy / _INITIAL_LOAD), spec.min_replicas), spec.max_replicas
+        ),
         seed=arguments.seed,
     )
 
 
-def _introduce(trace: Trace, settings: Settings, spec: Autoscaler) -> None:
+def _print_inputs(trace: Trace, settings: Settings, spec: Autoscaler) -> None:
     """Print what is simulated, and compare the queue target with docs/kubernetes/autoscaling.md."""
     times = settings.service_times
     usual = 1e6 * times.of_rows(int(trace.rows[0]))
@@ -225,18 +224,16 @@ def _introduce(trace: Trace, settings: Settings, spec: Autoscaler) -> None:
     print(f"service times: {times.what}")
     print(
         f"a first request takes {usual:,.0f} us of an instance, for which the rule gives a queue "
-        "target of "
-        f"{usual / 5:,.0f} us"
+        f"target of {usual / 5:,.0f} us"
     )
     target = next(
         (metric.target for metric in spec.metrics if metric.name == QUEUE_METRIC), usual / 5
     )
-    print(f"replicas {spec.least} to {spec.most}, queue target {target:,.0f} us")
+    print(f"replicas {spec.min_replicas} to {spec.max_replicas}, queue target {target:,.0f} us")
     if not usual / 15 <= target <= usual:
         print(
             "such a target keeps the replicas near their maximum or minimum: see "
-            "docs/kubernetes/autoscaling.md, Choosing the "
-            "targets"
+            "docs/kubernetes/autoscaling.md, Choosing the targets"
         )
 
 
@@ -253,7 +250,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.target_queue_microseconds is not None:
         spec = with_queue_target(spec, arguments.target_queue_microseconds)
     settings = _settings(arguments, trace, spec)
-    _introduce(trace, settings, spec)
+    _print_inputs(trace, settings, spec)
     outcome = Simulation(trace, spec, settings).run()
     print(_describe(outcome, objective_ms=arguments.objective_ms))
     return 0

@@ -76,14 +76,14 @@ class Cluster:
     _number: int = 0
     _seconds_of_gone: float = 0.0
 
-    def staying(self) -> list[Pod]:
+    def remaining_pods(self) -> list[Pod]:
         """Return the pods that are not being deleted."""
         return [pod for pod in self.pods if pod.leaving_at == math.inf]
 
     def counted(self, now: float) -> hpa.PodCounts:
         """Return the counts of pods as the autoscaler's controller counts them."""
         return hpa.PodCounts(
-            existing=len(self.staying()), ready=sum(pod.ready_at <= now for pod in self.pods)
+            existing=len(self.remaining_pods()), ready=sum(pod.ready_at <= now for pod in self.pods)
         )
 
     def ready(self, now: float) -> list[Pod]:
@@ -101,15 +101,15 @@ class Cluster:
 
         Pods that are not ready are deleted first, and then the newest pods.
         """
-        staying = self.staying()
-        for _ in range(wanted - len(staying)):
+        remaining_pods = self.remaining_pods()
+        for _ in range(wanted - len(remaining_pods)):
             idle = min(self._idle_nodes, default=None)
             if idle:
                 self._idle_nodes.remove(idle)
             node_at = idle[0] if idle else now + self.times.node
             self._create(now, node_at=node_at, serving_at=max(now, node_at) + self.times.pod)
-        going = sorted(reversed(staying), key=lambda pod: pod.ready_at <= now)
-        for pod in going[: max(0, len(staying) - wanted)]:
+        going = sorted(reversed(remaining_pods), key=lambda pod: pod.ready_at <= now)
+        for pod in going[: max(0, len(remaining_pods) - wanted)]:
             pod.leaving_at = now
 
     def settle(self, now: float) -> list[Pod]:

@@ -65,8 +65,8 @@ class Autoscaler:
     """Content of the manifest, which the API server has validated."""
 
     metrics: tuple[Metric, ...]
-    least: int
-    most: int
+    min_replicas: int
+    max_replicas: int
     up: Rules = _DEFAULT_UP
     down: Rules = _DEFAULT_DOWN
 
@@ -105,10 +105,10 @@ class Controller:
             self._recommended.append((now, current))
         if current == 0:
             return 0
-        if not self.spec.least <= current <= self.spec.most:
-            wanted = min(max(current, self.spec.least), self.spec.most)
+        if not self.spec.min_replicas <= current <= self.spec.max_replicas:
+            wanted = min(max(current, self.spec.min_replicas), self.spec.max_replicas)
         else:
-            proposal = self._largest_wish(current, pods, readings)
+            proposal = self._max_wanted_replicas(current, pods, readings)
             if proposal is None:
                 return current
             wanted = self._within_policies(now, current, self._stabilised(now, current, proposal))
@@ -116,7 +116,7 @@ class Controller:
             self._changes.append((now, wanted - current))
         return wanted
 
-    def _largest_wish(
+    def _max_wanted_replicas(
         self, current: int, pods: PodCounts, readings: Mapping[str, float | None]
     ) -> int | None:
         """Return the largest number of replicas that any metric requests.
@@ -125,7 +125,7 @@ class Controller:
         """
         values = [(metric, readings.get(metric.name)) for metric in self.spec.metrics]
         known = [
-            self._wish(metric, value, current, pods=pods)
+            self._wanted_replicas(metric, value, current, pods=pods)
             for metric, value in values
             if value is not None
         ]
@@ -134,7 +134,9 @@ class Controller:
             return None
         return max(known)
 
-    def _wish(self, metric: Metric, value: float, current: int, *, pods: PodCounts) -> int:
+    def _wanted_replicas(
+        self, metric: Metric, value: float, current: int, *, pods: PodCounts
+    ) -> int:
         ratio = _thousandths(value) / _thousandths(metric.target)
         if metric.is_average:
             return pods.existing if self._is_within(ratio / pods.existing) else math.ceil(ratio)
@@ -163,10 +165,10 @@ class Controller:
         self._changes = [(at, change) for at, change in self._changes if at > now - longest]
         if wanted > current:
             limit = max(self._policy_limit(now, current, self.spec.up, sign=1), current)
-            return min(wanted, limit, self.spec.most)
+            return min(wanted, limit, self.spec.max_replicas)
         if wanted < current:
             limit = min(self._policy_limit(now, current, self.spec.down, sign=-1), current)
-            return max(wanted, limit, self.spec.least)
+            return max(wanted, limit, self.spec.min_replicas)
         return wanted
 
     def _policy_limit(self, now: float, current: int, rules: Rules, *, sign: int) -> int:
@@ -231,8 +233,8 @@ def read_autoscaler(path: Path) -> Autoscaler:
                 )
                 for each in spec["triggers"]
             ),
-            least=int(spec.get("minReplicaCount", 1)),
-            most=int(spec.get("maxReplicaCount", 100)),
+            min_replicas=int(spec.get("minReplicaCount", 1)),
+            max_replicas=int(spec.get("maxReplicaCount", 100)),
             up=_rules(behavior.get("scaleUp", {}), _DEFAULT_UP),
             down=_rules(behavior.get("scaleDown", {}), _DEFAULT_DOWN),
         )
@@ -265,7 +267,8 @@ def with_queue_target(spec: Autoscaler, target: float) -> Autoscaler:
     """
     if QUEUE_METRIC not in [each.name for each in spec.metrics]:
         raise ContractError(
-            f"the autoscaler has no metric {QUEUE_METRIC}, expected it, because its target is given"
+            f"the autoscaler has no metric {QUEUE_METRIC}, expected this metric for a target of "
+            "the queue time"
         )
     metrics = (
         replace(each, target=target) if each.name == QUEUE_METRIC else each for each in spec.metrics

@@ -39,8 +39,8 @@ class ServiceTimes:
     rows: tuple[int, ...]
     """Numbers of rows, ascending."""
     medians: tuple[float, ...]
-    """Median seconds at each of `rows`, interpolated linearly. For more rows than the largest of
-    `rows`, the last slope continues. The time never decreases."""
+    """Median seconds at each of `rows`, interpolated linearly. Beyond the last number in `rows`,
+    the last two medians are extrapolated linearly. Extrapolated times never decrease."""
     quantiles: tuple[tuple[float, float], ...] = ((0.0, 1.0), (1.0, 1.0))
     """Pairs of a probability and a multiple of the median, in ascending order. Values in between
     are interpolated linearly."""
@@ -55,10 +55,10 @@ class ServiceTimes:
             return self.medians[-1] + max(slope, 0.0) * (rows - self.rows[-1])
         return float(np.interp(rows, self.rows, self.medians))
 
-    def multiples(self, chances: NDArray[np.float64]) -> NDArray[np.float64]:
+    def multiples(self, probabilities: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return service times as multiples of the median, at the given probabilities in [0, 1)."""
         at, values = zip(*self.quantiles)
-        return np.asarray(np.interp(chances, at, values), np.float64)
+        return np.asarray(np.interp(probabilities, at, values), np.float64)
 
     @cached_property
     def mean_multiple(self) -> float:
@@ -93,8 +93,11 @@ def read_service_times(path: Path) -> ServiceTimes:
             tuple(int(each["rows"]) for each in document["service_times"]),
             tuple(float(each["0.5"]) for each in measured),
             tuple(
-                (float(chance), float(np.median([each[chance] / each["0.5"] for each in measured])))
-                for chance in sorted(measured[0], key=float)
+                (
+                    float(probability),
+                    float(np.median([each[probability] / each["0.5"] for each in measured])),
+                )
+                for probability in sorted(measured[0], key=float)
             ),
             f"{document['what']}; measured {document['measured_at']}",
         )
@@ -215,7 +218,7 @@ class PodQueue:
     def _admit_requests(self, until: float) -> None:
         """Move all requests that arrive up to `until` into the queue.
 
-        This order is exact, because the queue only grows between two batches.
+        The result is exact, because requests leave the queue only when a batch starts.
         """
         arrivals, queue = self._arrivals, self._queue
         head, most = self._head, self.settings.max_queued

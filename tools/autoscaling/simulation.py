@@ -1,8 +1,8 @@
 """Simulate a trace of requests with pods, Prometheus and the autoscaler.
 
-Clients choose among the ready pods at random, like many clients with a list of addresses. Simulated
-time advances from event to event. Events are scrapes, syncs of the autoscaler, pods that become
-ready, and steps of the trace. The result depends only on the settings and the seed.
+Each request goes to a random ready pod, as if many clients had a list of the pods' addresses.
+Simulated time advances from event to event. Events are scrapes, syncs of the autoscaler, pods that
+become ready, and steps of the trace. The result depends only on the settings and the seed.
 
 The two metrics that scale Triton come from the counters that Prometheus scrapes. Queue time per
 request is the growth of all pods' queue time divided by the growth of their answered requests.
@@ -135,8 +135,8 @@ class SimulatedRun:
 
     moments: list[SyncState] = field(default_factory=list)
     waits: list[NDArray[np.float32]] = field(default_factory=list)
-    """Queue times in seconds, one array per sync. An array has the requests whose batch started
-    since the previous sync. The last array has the requests after the last sync."""
+    """Queue times in seconds, one array per sync. Each array contains the requests whose batch
+    started since the previous sync. The last array contains the requests after the last sync."""
     num_arrived: int = 0
     num_without_pod: int = 0
     """Number of requests that arrived while no pod was ready."""
@@ -159,14 +159,13 @@ class Simulation:
         if trace.seconds < SYNC_SECONDS:
             raise ContractError(
                 f"trace {trace.name} lasts {trace.seconds:g} s, expected at least {SYNC_SECONDS:g} "
-                "s, the time between "
-                "two "
-                "syncs of the autoscaler"
+                "s, the time between two syncs of the autoscaler"
             )
         known = (QUEUE_METRIC, PENDING_METRIC)
         if unknown := {metric.name for metric in spec.metrics}.difference(known):
             raise ContractError(
-                f"metric is {min(unknown)}, expected a simulated one: {', '.join(known)}"
+                f"metric is {min(unknown)}, expected one of the simulated metrics "
+                f"{', '.join(known)}"
             )
         self._trace, self._settings = trace, settings
         self._controller = Controller(spec)
@@ -177,7 +176,7 @@ class Simulation:
             lambda number: float(offsets[number % len(offsets)]),
         )
         self._wanted = (
-            spec.least if settings.initial_replicas is None else settings.initial_replicas
+            spec.min_replicas if settings.initial_replicas is None else settings.initial_replicas
         )
         self._samples: dict[str, deque[Sample]] = {}
         """Newest samples of each pod, as many as a query can use."""
@@ -231,7 +230,7 @@ class Simulation:
             return last
         arrivals = requests.arrivals[at]
         multiples = self._settings.service_times.multiples(requests.service[at])
-        chosen = (requests.chances[at] * len(ready)).astype(np.intp)
+        chosen = (requests.uniforms[at] * len(ready)).astype(np.intp)
         for number, pod in enumerate(ready):
             own = chosen == number
             pod.queue.offer(arrivals[own].tolist(), requests.rows, multiples[own].tolist())
@@ -251,8 +250,8 @@ class Simulation:
                 sample = Sample(
                     round(now * 1000), queue, float(counters.answered), float(pod.queue.num_queued)
                 )
-                kept = int((_WINDOW_SECONDS + _LAG_SECONDS) / SCRAPE_SECONDS) + 2
-                self._samples.setdefault(pod.name, deque(maxlen=kept)).append(sample)
+                num_samples = int((_WINDOW_SECONDS + _LAG_SECONDS) / SCRAPE_SECONDS) + 2
+                self._samples.setdefault(pod.name, deque(maxlen=num_samples)).append(sample)
 
     def _advance_pods(self, now: float) -> None:
         for pod in self._cluster.pods:
@@ -270,11 +269,13 @@ class Simulation:
             self._add_to_outcome(pod)
         oldest, newest = round((now - _WINDOW_SECONDS) * 1000), (now - _LAG_SECONDS) * 1000
         self._samples = {
-            pod: kept for pod, kept in self._samples.items() if kept[-1].milliseconds >= oldest
+            pod: samples
+            for pod, samples in self._samples.items()
+            if samples[-1].milliseconds >= oldest
         }
         seen = {
-            pod: [each for each in kept if each.milliseconds <= newest]
-            for pod, kept in self._samples.items()
+            pod: [each for each in samples if each.milliseconds <= newest]
+            for pod, samples in self._samples.items()
         }
         readings = fleet_metrics(seen, now)
         self._wanted = self._controller.sync(

@@ -20,10 +20,10 @@ _COLUMNS = ("seconds", "requests_per_second", "rows_per_request")
 """Columns of a trace's file. The column `rows_per_request` is optional."""
 DEFAULT_ROWS = 1024
 """Default number of rows in a request (candidates to rank), if the trace has no column for it."""
-_MOST_SECONDS = 31 * 86400.0
-_MOST_OF_STEP = 2e7
-"""Maximum number of requests in one step of a trace. All requests of a step are drawn at once. At
-this maximum, they take half a gigabyte."""
+_MAX_SECONDS = 31 * 86400.0
+_MAX_REQUESTS_OF_STEP = 2e7
+"""Maximum number of requests in one step of a trace. All requests of a step are drawn at once. The
+maximum number of requests takes half a gigabyte of memory."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,7 +55,7 @@ class Trace:
         count = random.poisson(self.rates[step] * (end - start))
         return TraceRequests(
             arrivals=np.sort(random.uniform(start, end, count)),
-            chances=random.random(count),
+            uniforms=random.random(count),
             service=random.random(count),
             rows=int(self.rows[step]),
         )
@@ -66,7 +66,7 @@ class TraceRequests:
     """Requests in the order of their arrival."""
 
     arrivals: NDArray[np.float64]
-    chances: NDArray[np.float64]
+    uniforms: NDArray[np.float64]
     """Random numbers in [0, 1), one for each request, that select its pod."""
     service: NDArray[np.float64]
     """Numbers in [0, 1) that select the quantile of each service time."""
@@ -92,8 +92,8 @@ def read_trace(path: Path) -> Trace:
             )
         if len(body.split()) < 2:
             raise ContractError(
-                f"{path} has fewer than two lines, expected at least two: the last one only ends "
-                "the trace"
+                f"{path} has fewer than two lines, expected at least two, because the last line "
+                "contains only the end time"
             )
         lines = np.loadtxt(
             body.splitlines(), delimiter=",", ndmin=2, usecols=range(header.count(",") + 1)
@@ -111,24 +111,25 @@ def read_trace(path: Path) -> Trace:
         raise ContractError(
             f"{path}: expected rates of 0 to 1e6 a second, and 1 to {MAX_BATCH_ROWS} rows"
         )
-    if seconds[0] != 0 or not np.all(np.diff(seconds) > 0) or seconds[-1] > _MOST_SECONDS:
+    if seconds[0] != 0 or not np.all(np.diff(seconds) > 0) or seconds[-1] > _MAX_SECONDS:
         raise ContractError(
             f"{path} has wrong seconds, expected seconds that begin at 0 and rise to at most "
-            f"{_MOST_SECONDS:g}"
+            f"{_MAX_SECONDS:g}"
         )
     trace = Trace(seconds, rates[:-1], rows[:-1].astype(np.int64), path.name)
-    if (most := float((trace.rates * np.diff(trace.starts)).max())) > _MOST_OF_STEP:
+    if (largest := float((trace.rates * np.diff(trace.starts)).max())) > _MAX_REQUESTS_OF_STEP:
         raise ContractError(
-            f"{path} has a step of {most:.3g} requests, "
-            f"expected at most {_MOST_OF_STEP:g}: split it"
+            f"{path} has a step of {largest:.3g} requests, "
+            f"expected at most {_MAX_REQUESTS_OF_STEP:g}: split it"
         )
     return trace
 
 
 def day(peak: float, seed: int, rows: int) -> Trace:
-    """Return a day in minutes, with a minimum at 04:00, a maximum at 16:00 and 5 % noise.
+    """Return a trace of one day, with one rate per minute and 5 % noise.
 
-    At 22:00, the rate triples at once for 20 minutes.
+    The rate has its minimum at 04:00 and its maximum at 16:00. At 22:00, the rate triples for 20
+    minutes.
 
     Args:
         peak: Requests per second at the maximum.
@@ -143,9 +144,9 @@ def day(peak: float, seed: int, rows: int) -> Trace:
 
 
 def spike(peak: float, seed: int, rows: int) -> Trace:
-    """Return two hours at a third of `peak` with 5 % noise, and a spike.
+    """Return a trace of two hours with a constant rate, 5 % noise and one spike.
 
-    The rate jumps to `peak` at 0:40 for 30 minutes.
+    The constant rate is a third of `peak`. At 0:40, the rate rises to `peak` for 30 minutes.
     """
     rates = peak / 3 * _noise(120, seed)
     rates[40:70] *= 3

@@ -5,8 +5,8 @@ that HugeCTR's `graph_to_json` writes. `keys.json` maps the id columns to the co
 because the converter expects keys and not ids.
 
 Two kinds of DCN are refused. The converter ignores `projection_dim`, so it computes a wrong DCN v2
-(scores differ by up to 0.31). The converter divides the mean of a list by the list's maximum
-length, and not by the number of its elements (scores differ by up to 0.018).
+(scores differ by up to 0.31). The converter computes the mean of a list with the list's maximum
+length instead of the number of its elements (scores differ by up to 0.018).
 """
 
 import json
@@ -134,7 +134,10 @@ def graph_document(config: DcnConfig, embeddings: Sequence[Embedding]) -> dict[s
 
 
 def _layer_document(layer: Layer) -> dict[str, Any]:
-    """Return a dense layer. A single tensor is a name, and several tensors are a list."""
+    """Return the JSON entry of a dense layer.
+
+    One tensor is written as its name, and several tensors are written as a list of names.
+    """
     given, details = layer.arguments, dict[str, Any]()
     match layer.type:
         case "Reshape":

@@ -2,9 +2,9 @@
 
 An embedding of HugeCTR has one width and one way of pooling. A table of the registry
 (`evergreen.networks.files`) has one width. The slots of a table are therefore divided between two
-embeddings. One embedding has the slots of lists that are averaged. The other embedding pools by sum
-and contains all other slots of the table. The sum of a single vector is the vector itself. Columns
-that share a table share its keys.
+embeddings. The first embedding averages vectors, and contains the slots of lists with mean pooling.
+The second embedding sums vectors, and contains all other slots of the table. The sum of a single
+vector is the vector itself. Columns that share a table share its keys.
 """
 
 from collections.abc import Sequence
@@ -50,7 +50,7 @@ class Embedding:
     width: int
     """Width of the vectors in this embedding."""
     table: int
-    """Number of the model's table that has the vectors of this embedding."""
+    """Index of the model's table that contains the vectors of this embedding."""
     ranges: tuple[tuple[int, int], ...]
     """Half-open ranges of rows in the registry's table. Keys are numbered consecutively over all
     ranges."""

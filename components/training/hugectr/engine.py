@@ -1,10 +1,10 @@
 """The HugeCTR engine: a `hugectr.Model` that is trained on staged Parquet files.
 
-A new model is created after weights are restored and when the batch size changes. Between models,
-and for scoring and saving, the weights are in a folder in the registry's layout. The changes since
-the last write of that folder are only in HugeCTR's own memory. `fit` decides which rows are used,
-in which order and how often. HugeCTR seeds dropout itself, with 0 in every model, so the seed of a
-call has no effect here.
+A new model is created after weights are restored and when the batch size changes. The engine writes
+the weights to a folder in the registry's layout before it scores, saves, or replaces the model.
+Changes since the last write of that folder are only in HugeCTR's own memory. `fit` decides which
+rows are used, in which order and how often. HugeCTR seeds dropout itself, with 0 in every model, so
+the seed of a call has no effect here.
 
 HugeCTR only logs failed reads and writes, and continues. HugeCTR does not even notice some
 failures. Therefore loaded weights are saved again and compared. Saved weights are checked before
@@ -49,7 +49,7 @@ from components.training.rows import Rows, open_rows
 from evergreen.config.features import FeaturePositions
 from evergreen.config.model import DcnConfig, NetworkConfig
 from evergreen.config.training import TrainingSettings
-from evergreen.networks.files import StoredModel, one_each, open_model
+from evergreen.networks.files import StoredModel, one_id_per_slot, open_model
 from evergreen.networks.scoring import load_scorer
 from evergreen.runtime.errors import ContractError, PermanentError, first_line
 
@@ -103,12 +103,11 @@ class HugectrEngine:
             positions: Slot of each categorical position, and the positions of each list. If
                 `positions` is None, a row looks up each slot once.
             num_gpus: GPUs of each node that share a batch. The node's first GPUs are used.
-            nodes: MPI communicator of the nodes. None means the nodes that MPI started, or only
-                this machine.
+            nodes: MPI communicator of the nodes. If None, the engine uses the nodes of all MPI
+                processes, or only this machine without MPI.
             scratch: Folder for weights and staged rows. The folder needs four times the disk space
-                of the model with its state. Three stages need another 264 bytes for each of their
-                rows. None for a new temporary folder. Several nodes need a folder that all nodes
-                see.
+                of the model with its state, and 264 bytes for each row of three stages. None for a
+                new temporary folder. Several nodes need a folder that all nodes see.
 
         Raises:
             ContractError: the settings contradict each other, HugeCTR cannot read paths in the
@@ -132,15 +131,15 @@ class HugectrEngine:
         self._config = config
         self._slot_sizes = list(slot_sizes)
         self._settings = settings
-        self._positions = positions or one_each(slot_sizes)
+        self._positions = positions or one_id_per_slot(slot_sizes)
         self._embeddings = embeddings_of(config, slot_sizes, self._positions)
         if self._num_nodes > 1:
             _require_messages(self._embeddings, num_gpus, self._num_gpus)
         parent = (Path(tempfile.gettempdir()) if scratch is None else scratch).absolute()
         if ":" in str(parent):
             raise ContractError(
-                f"folder of temporary files is {parent}, expected a path without ':', after which "
-                "HugeCTR does not find its files"
+                f"folder of temporary files is {parent}, expected a path without ':', because "
+                "HugeCTR cannot find files in such a folder"
             )
         parent.mkdir(parents=True, exist_ok=True)
         self._scratch = Path(tempfile.mkdtemp(prefix="hugectr-", dir=parent))
@@ -225,8 +224,8 @@ class HugectrEngine:
 
     def close(self) -> None:
         """See `Engine`."""
-        # After an error, other nodes may wait in a call. Then `run_together` ends all processes,
-        # and the end of the model would wait for the other nodes.
+        # After an error, other nodes may hang in a call, and `_end_model` would wait for them.
+        # Therefore `_end_model` is not called, and `run_together` ends all processes.
         if self._nodes is None or sys.exc_info()[0] is None:
             self._end_model()
             if self._nodes is not None:
@@ -242,7 +241,8 @@ class HugectrEngine:
         self._is_current = False
         try:
             with bounded(self._minutes) as restart:
-                # The readers of a new model already read the stage that they were created for.
+                # The reader of a new model was created for the first stage, so only later stages
+                # need `set_source`.
                 if stage is not running.stage:
                     running.reader.set_source(str(stage.file_list))
                 for number in range(stage.num_batches):
@@ -255,17 +255,21 @@ class HugectrEngine:
                 # The reader must report the end of its files before it can restart.
                 if running.model.train():
                     raise PermanentError(
-                        f"HugeCTR continues {stage.file_list} after {stage.num_batches} batches, "
-                        "expected its end"
+                        f"HugeCTR read more than {stage.num_batches} batches from "
+                        f"{stage.file_list}, expected {stage.num_batches}"
                     )
         except HUGECTR_ERRORS as error:
             raise PermanentError(
                 f"HugeCTR stopped at step {self.num_steps + 1} with {self._sizes(batch_size)} "
-                f"(free memory: {free_memory()}): {first_line(error)}; its log names the reason"
+                f"(free memory: {free_memory()}): {first_line(error)}; HugeCTR's log names the "
+                "reason"
             ) from error
 
     def _step(self, running: _Running, rate: Rate, *, stage: Stage, number: int) -> None:
-        """Take the step of batch `number` of a stage, counted from 0."""
+        """Take one optimizer step on the batch at position `number` of the stage.
+
+        Positions start at 0.
+        """
         step = self.num_steps + 1
         correction = _rate_correction(self._settings, step=step, model_step=running.steps + 1)
         running.model.set_learning_rate(rate(step) * correction)
@@ -281,13 +285,13 @@ class HugectrEngine:
         loss = float(running.model.get_current_loss())
         if loss == 0:
             raise PermanentError(
-                f"HugeCTR's loss at step {self.num_steps} is 0, expected a positive number: after "
-                "an error, which its log names, HugeCTR returns 0"
+                f"HugeCTR's loss at step {self.num_steps} is 0, expected a positive number: "
+                "HugeCTR returns 0 after an error, which HugeCTR's log names"
             )
         return loss
 
     def _delete_stage(self, stage: Stage) -> None:
-        """Delete a stage after training, unless the model's reader was created for its folder."""
+        """Delete a stage after training, unless it is the first stage of the current model."""
         if self._running is None or stage is not self._running.stage:
             shutil.rmtree(stage.file_list.parent, ignore_errors=True)
 
@@ -309,8 +313,8 @@ class HugectrEngine:
                 model, reader = built(self._hugectr, blueprint, self._nodes)
         except HUGECTR_ERRORS as error:
             raise PermanentError(
-                f"HugeCTR cannot build the network with {self._sizes(batch_size)} (free memory: "
-                f"{free_memory()}): {first_line(error)}; its log names the reason"
+                f"HugeCTR cannot build the network with {self._sizes(batch_size)} (free "
+                f"memory: {free_memory()}): {first_line(error)}; HugeCTR's log names the reason"
             ) from error
         with bounded(self._minutes):
             self._load(model)
@@ -432,8 +436,8 @@ def _require_same(loaded: StoredModel, saved: StoredModel) -> None:
         names += ["the embeddings"] * (not all(map(np.array_equal, mine.tables, its.tables)))
         if names:
             raise PermanentError(
-                f"{kind} of {', '.join(names)} in HugeCTR differ from the loaded ones, expected "
-                "equal ones; its log names what it skipped"
+                f"{kind} of {', '.join(names)} changed when HugeCTR loaded and saved them, "
+                "expected equal values; HugeCTR's log names the parameters that it skipped"
             )
 
 
@@ -453,10 +457,10 @@ def _require_messages(embeddings: Sequence[Embedding], gpus_of_node: int, num_gp
         rows = max_vocabulary_size(each.workspace_mb(num_gpus), each.width)
         if (found := 4 * gpus_of_node * rows * each.width) > _MAX_MESSAGE_BYTES:
             raise ContractError(
-                f"{each.num_keys} ids of width {each.width} on {num_gpus} GPUs need {found} bytes "
-                f"for each of Adam's moments on a node, expected at most {_MAX_MESSAGE_BYTES} with "
-                "several nodes, as HugeCTR sends them in one MPI message; use more nodes, one "
-                "node, or backend torchrec"
+                f"each of Adam's moments for {each.num_keys} ids of width {each.width} on "
+                f"{num_gpus} GPUs has {found} bytes on a node, expected at most "
+                f"{_MAX_MESSAGE_BYTES}, the limit of an MPI message between nodes; use more "
+                "nodes, a single node, or backend torchrec"
             )
 
 

@@ -12,10 +12,10 @@ endian, without headers, and float32 unless stated otherwise.
   [capacity, width], with zeros in unused rows.
 
 The files do not state the workspace row of a key. Key k is on GPU k % n, where n is the number of
-GPUs. The row of a loaded key is its position among the keys of its GPU. A model that was exported
-by this module has all keys in ascending order, so key k has row k // n of GPU k % n. On one GPU,
-HugeCTR saves the keys in the order of their rows. The r-th key of the file then has row r, whatever
-the order of the keys is. A model that was trained only with HugeCTR can therefore be imported, too.
+GPUs. The row of a loaded key is its position among the keys of its GPU. This module exports all
+keys in ascending order, so key k has row k // n of GPU k % n. On one GPU, HugeCTR saves the keys in
+the order of their rows. Therefore the r-th key of the file has row r, even if the keys are not
+sorted. A model that was trained only with HugeCTR can therefore be imported too.
 """
 
 import math
@@ -118,8 +118,8 @@ def import_model(
 
     Raises:
         ContractError: a file is absent or has another size, or a key is missing or unknown. The
-            error is also raised if a row without a key has optimizer state, because the moments are
-            then in other rows than expected.
+            error is also raised if a row without a key has optimizer state, because HugeCTR then
+            uses an unexpected order of rows.
         PermanentError: the disk has no room for the model.
     """
     _require_dense_sizes(folder, config)
@@ -282,8 +282,8 @@ def _require_all_keys(keys: NDArray[np.int64], num_rows: int, path: Path) -> Non
     seen[keys] = True
     if missing := int((~seen).sum()):
         raise ContractError(
-            f"{path} lacks {missing} keys and has others twice, expected each of 0..{num_rows - 1} "
-            "once"
+            f"{path} lacks {missing} keys and has other keys twice, expected each key "
+            f"0..{num_rows - 1} once"
         )
 
 

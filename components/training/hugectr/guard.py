@@ -3,8 +3,8 @@
 A failed check of HugeCTR aborts the process, and no exception is raised. After an error in one of
 HugeCTR's reading threads, a call of HugeCTR waits for ever and holds the interpreter's lock.
 Therefore the step runs in a child process, whose end this module reports. In the child, a watchdog
-limits the duration of each call. MPI starts one process on each node and observes it itself, so
-these processes have the watchdog, but no parent of ours.
+limits the duration of each call. With several nodes, MPI starts and observes one process on each
+node. These processes have the watchdog, but `run_guarded` is not used.
 """
 
 import faulthandler
@@ -56,8 +56,8 @@ def is_guarded() -> bool:
 def run_guarded(arguments: Sequence[str]) -> int:
     """Run `python -m components.training` in a child process and return its exit code.
 
-    Temporary files of the child are in a folder that is deleted afterwards, however the child ends.
-    SIGTERM is forwarded to the child.
+    Temporary files of the child are in a folder that is always deleted afterwards. SIGTERM is
+    forwarded to the child.
 
     Args:
         arguments: Flags of the step.
@@ -83,9 +83,9 @@ def run_guarded(arguments: Sequence[str]) -> int:
         raise Preempted("SIGTERM arrived while no fit was running")
     if code == _WATCHDOG_CODE:
         raise TemporaryError(
-            "a call of HugeCTR did not return within solver.call_minutes (traceback above), and "
-            "the step was ended; the last lines of HugeCTR's log name the reason; the same command "
-            "continues from the last save"
+            "a call of HugeCTR took longer than solver.call_minutes, so the step was ended "
+            "(traceback above). The last lines of HugeCTR's log name the reason. The same "
+            "command continues from the last save"
         )
     if code < 0:
         raise TemporaryError(

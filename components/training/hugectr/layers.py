@@ -54,12 +54,12 @@ def dcn_layers(config: DcnConfig, embeddings: Sequence[Embedding]) -> list[Layer
 
     Without dropout, there are no Dropout layers, because HugeCTR accepts only rates above 0.
 
-    >>> from evergreen.networks.files import one_each
+    >>> from evergreen.networks.files import one_id_per_slot
     >>> from components.training.hugectr.embeddings import embeddings_of
     >>> config = DcnConfig(
     ...     num_dense=13, num_categorical=26, embedding_dim=1, num_cross_layers=2, tower=(8,)
     ... )
-    >>> for layer in dcn_layers(config, embeddings_of(config, [5] * 26, one_each([5] * 26))):
+    >>> for layer in dcn_layers(config, embeddings_of(config, [5] * 26, one_id_per_slot([5] * 26))):
     ...     print(*layer)
     Reshape ['embedding_0'] ['vectors_0'] {'leading_dim': 26}
     Concat ['vectors_0', 'dense'] ['x0'] {}
@@ -104,7 +104,7 @@ def _input_layers(config: DcnConfig, embeddings: Sequence[Embedding]) -> Iterato
     x0 has all vectors in their order, then the dense values. An embedding is sliced only if vectors
     of other embeddings are between its vectors.
     """
-    parts: dict[int, str] = {}  # tensors by the number of their first vector
+    parts: dict[int, str] = {}  # names of tensors by the index of their first vector
     for each in embeddings:
         vectors = [slot.vector for slot in each.slots]
         begins = [i for i, vector in enumerate(vectors) if i == 0 or vectors[i - 1] != vector - 1]
@@ -152,9 +152,10 @@ class Blueprint:
 
 
 def compiled_model(hugectr: Any, blueprint: Blueprint) -> Any:
-    """Return a compiled `hugectr.Model` with HugeCTR's initial weights. Both readers have started.
+    """Return a compiled `hugectr.Model` with HugeCTR's initial weights.
 
-    A reader of HugeCTR 24.06 that never started can wait for ever when the model ends.
+    The training reader and the evaluation reader have started. A reader of HugeCTR 24.06 that never
+    started can block forever when the model ends.
     """
     config = blueprint.config
     model = hugectr.Model(
@@ -162,8 +163,7 @@ def compiled_model(hugectr: Any, blueprint: Blueprint) -> Any:
         _reader(hugectr, blueprint),
         _optimizer(hugectr, blueprint.settings),
     )
-    # The number of columns is the maximum number of keys of a list slot. Every other slot has
-    # exactly one key.
+    # A list slot has at most as many keys as columns. Every other slot has exactly one key.
     keys = [
         hugectr.DataReaderSparseParam(
             top_name=f"keys_{each.number}",

@@ -52,7 +52,7 @@ def run_together(nodes: Any, part: Callable[[], int]) -> int:
 
 
 class _OnAllNodes:
-    """Proxy of a model or its reader that calls each method on all nodes.
+    """Proxy that calls each method of a model or reader on all nodes.
 
     After an error, there is no further communication, because another node may wait in the call.
     """
@@ -86,10 +86,10 @@ def built(hugectr: Any, blueprint: Blueprint, nodes: Any | None) -> tuple[Any, A
 
 
 def follow(nodes: Any) -> int:
-    """Repeat the calls of the first process until this process sends None.
+    """Repeat the calls of the first MPI process until the first process sends None.
 
-    SIGTERM and SIGUSR1 are ignored, because only the first process handles them, and it needs this
-    process for its save.
+    SIGTERM and SIGUSR1 are ignored. The first process handles these signals, and saves with the
+    help of all processes.
 
     Returns:
         `ExitCode.DONE`.
@@ -111,7 +111,7 @@ def follow(nodes: Any) -> int:
 
 
 def repeat_calls(hugectr: Any, nodes: Any) -> None:
-    """Repeat the calls of the first process until this process sends None."""
+    """Repeat the calls of the first MPI process until the first process sends None."""
     parts: dict[str, Any] = {}
     minutes = 0.0
     while (request := nodes.bcast(None)) is not None:

@@ -6,16 +6,24 @@ a few thousand rows. On a CPU, equal input gives equal bits. A separate thread g
 batch during the current step, and its look-ups are computed on the device. `fit` decides which rows
 are used, in which order and how often.
 
-Both optimizers are Adam as HugeCTR computes it. t is the number of steps taken, and g is the
-gradient of the mean loss. The moments are m = b1 m + (1 - b1) g and v = b2 v + (1 - b2) g^2. The
-step is w -= lr sqrt(1 - b2^t) / (1 - b1^t) * m / (sqrt(v) + eps). torch's Adam divides sqrt(v) by
-sqrt(1 - b2^t) before it adds its epsilon. torch's Adam gives the same result if its epsilon in step
-t is eps / sqrt(1 - b2^t). Table rows that a batch does not touch keep their weights and moments, as
-with HugeCTR's `Update_t.Local` and torch.optim.SparseAdam.
+Both optimizers are Adam as HugeCTR computes it. For step t and the gradient g of the mean loss, the
+update is:
 
-The suffixes of tensor shapes are the suffixes of `evergreen.networks.network`, and P, L and U. P is
-the number of positions of a table (`evergreen.networks.files.Table`). L is the number of look-ups
-of a batch in the table. U is the number of distinct rows among the look-ups.
+    m = b1 m + (1 - b1) g
+
+    v = b2 v + (1 - b2) g^2
+
+    w = w - lr sqrt(1 - b2^t) / (1 - b1^t) * m / (sqrt(v) + eps)
+
+HugeCTR adds epsilon before it corrects the bias of v, and torch's Adam adds epsilon afterwards.
+Adam of torch gives the same result with an epsilon of eps / sqrt(1 - b2^t) in step t. Table rows
+that a batch does not touch keep their weights and moments, as with HugeCTR's `Update_t.Local` and
+torch.optim.SparseAdam.
+
+Tensor names end in letters for their dimensions, as in `evergreen.networks.network`. This module
+also uses P, L and U. P is the number of positions of a table (`evergreen.networks.files.Table`). L
+is the number of look-ups of a batch in the table. U is the number of distinct rows among the
+look-ups.
 """
 
 import logging
@@ -50,7 +58,7 @@ from evergreen.networks.files import (
     columns_of,
     new_model,
     num_rows,
-    one_each,
+    one_id_per_slot,
     open_model,
     table_shapes,
     tables_of,
@@ -98,7 +106,7 @@ class PytorchEngine:
         torch.backends.cuda.matmul.allow_tf32 = settings.precision == "tf32"
         self._network = build_network(config).to(self._device)
         self._dense = DensePart(self._network)
-        self._tables = tables_of(positions or one_each(slot_sizes), config.widths)
+        self._tables = tables_of(positions or one_id_per_slot(slot_sizes), config.widths)
         self._rows = [
             _zeros((count, 3, width), self._device)
             for count, width in zip(num_rows(self._tables, slot_sizes), config.table_widths)
@@ -189,10 +197,12 @@ class PytorchEngine:
 
     def _step(self, batch: Batch) -> Tensor:
         """Take an optimizer step and return the batch's mean loss before the step, in nats."""
-        taken = [rows.index_select(0, of.table_rows) for rows, of in zip(self._rows, batch.lookups)]
+        selected = [
+            rows.index_select(0, of.table_rows) for rows, of in zip(self._rows, batch.lookups)
+        ]
         sums = [
-            _summed_lookups(taken_U3E[:, 0], of).requires_grad_()
-            for taken_U3E, of in zip(taken, batch.lookups)
+            _summed_lookups(selected_U3E[:, 0], of).requires_grad_()
+            for selected_U3E, of in zip(selected, batch.lookups)
         ]
         vectors_BFE = side_by_side(
             [
@@ -219,20 +229,23 @@ class PytorchEngine:
         with torch.no_grad():
             adam = Adam(self._settings, self.num_steps, self._rate(self.num_steps))
             self._dense.step(adam, to_dense)
-            for rows, of, taken_U3E, to_sums_VE in zip(self._rows, batch.lookups, taken, to_sums):
+            for rows, of, selected_U3E, to_sums_VE in zip(
+                self._rows, batch.lookups, selected, to_sums
+            ):
                 if not len(of.table_rows):  # no categorical columns
                     continue
-                # The look-ups are sorted by row, so the gradients of each row are one bag. The bags
-                # take 0.06 ms for 2048 x 26 look-ups of width 16, and index_add_ takes 0.3 ms.
+                # The look-ups are sorted by row, so `embedding_bag` can sum the gradients of each
+                # row. The sums take 0.06 ms for 2048 x 26 look-ups of width 16, and index_add_
+                # takes 0.3 ms.
                 gradient_UE = embedding_bag(of.order, to_sums_VE, of.starts, mode="sum")
-                vectors_UE, m_UE, v_UE = (part.contiguous() for part in taken_U3E.unbind(1))
+                vectors_UE, m_UE, v_UE = (part.contiguous() for part in selected_U3E.unbind(1))
                 adam.step([vectors_UE], [gradient_UE], m=[m_UE], v=[v_UE])
                 rows.index_copy_(0, of.table_rows, torch.stack([vectors_UE, m_UE, v_UE], dim=1))
         return loss.detach()
 
 
 def gpu_hints(settings: TrainingSettings, batch_size: int) -> list[str]:
-    """Return how to train faster on a GPU.
+    """Return advice on how to train faster on a GPU.
 
     Larger batches take fewer steps and change the model, so they are not the default.
 
@@ -258,15 +271,15 @@ def gpu_hints(settings: TrainingSettings, batch_size: int) -> list[str]:
 def _summed_lookups(vectors_UE: Tensor, of: Lookups) -> Tensor:
     """Return for each vector the sum of its look-ups, [B * F, E]."""
     if of.bags is None:
-        return vectors_UE.index_select(0, of.taken)
-    return embedding_bag(of.taken, vectors_UE, of.bags, mode="sum")
+        return vectors_UE.index_select(0, of.inverse)
+    return embedding_bag(of.inverse, vectors_UE, of.bags, mode="sum")
 
 
 def _zeros(shape: tuple[int, ...], device: torch.device) -> Tensor:
     """Return a tensor of zeros. On a CPU, zeros take no memory until they are written.
 
-    Rows are decoded before an engine is restored, so the zeros need no memory while rows are
-    decoded.
+    Training rows are decoded before the weights are restored. During decoding, the zeros therefore
+    take no memory.
     """
     if device.type == "cpu":
         return torch.from_numpy(np.zeros(shape, np.float32))

@@ -64,7 +64,7 @@ from evergreen.networks.files import (
     chunks,
     new_model,
     num_rows,
-    one_each,
+    one_id_per_slot,
     open_model,
     spans_of,
     table_shapes,
@@ -94,7 +94,7 @@ class Steps:
     """Optimizer steps of one call of `train`."""
 
     order: NDArray[np.int64]
-    """Row numbers over all workers."""
+    """Row numbers of the training rows, in training order. Rows are numbered over all workers."""
     batch_size: int
     rates: list[float]
     """Learning rate of each step."""
@@ -106,7 +106,7 @@ class Steps:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Part:
-    """The B rows of a batch that one worker uses."""
+    """One worker's share of a batch, B rows."""
 
     labels: Tensor
     weights: Tensor
@@ -264,12 +264,12 @@ class _Worker:
     def take(self, numbers: NDArray[np.int64]) -> Rows:
         """Return the rows with these numbers. Only the leader gets the complete rows."""
         assert self._rows is not None, "rows are opened first"
-        taken = self._rows.take(numbers)
-        for values in filter(np.size, (taken.dense, taken.ids)):
+        selected = self._rows.take(numbers)
+        for values in filter(np.size, (selected.dense, selected.ids)):
             dist.reduce(
                 torch.from_numpy(values), 0
             )  # workers that lack a row have zeros in its place
-        return taken
+        return selected
 
     def train(self, steps: Steps, sent: Rows | None = None) -> Any:
         """Take the steps with this worker's rows and return each batch's loss, float32 [steps].
@@ -383,7 +383,7 @@ _FAILURE_READ = "failure was read"
 _LEADER_SECONDS = 20.0
 """Maximum seconds that a worker waits for the leader to read the error."""
 _WORKERS: dict[int, _Worker] = {}
-"""Worker parts of this process's engines, by the number of the engine."""
+"""Workers of this process, by engine. Engines are numbered from 0."""
 _NUMBERS = itertools.count()
 
 
@@ -443,7 +443,7 @@ def follow() -> None:
             except PermanentError as error:
                 store = _group_store()
                 store.set(_FAILURE, str(error))
-                dist.destroy_process_group()  # the leader waits in a call, which now fails
+                dist.destroy_process_group()  # ends the collective call of the leader
                 _wait_for_leader(store)
                 raise
     dist.destroy_process_group()
@@ -488,7 +488,8 @@ def _lost_workers_reported() -> Iterator[None]:
             if store.check([_FAILURE]):
                 failure = store.get(_FAILURE).decode()
                 if dist.get_rank() == 0:
-                    # The launcher sends SIGTERM because of the failure. It is no preemption.
+                    # After a failure, the launcher sends SIGTERM, which must not count as a
+                    # preemption.
                     if threading.current_thread() is threading.main_thread():
                         signal.signal(signal.SIGTERM, signal.SIG_IGN)
                     store.set(_FAILURE_READ, "")
@@ -508,9 +509,9 @@ class _SharedRows(Rows):
 
     def take(self, numbers: NDArray[np.int64]) -> Rows:
         """See `Rows`."""
-        taken: Rows = self.engine._call("take", numbers)
+        selected: Rows = self.engine._call("take", numbers)
         return replace(
-            taken,
+            selected,
             labels=self.labels[numbers],
             weights=None if self.weights is None else self.weights[numbers],
         )
@@ -552,7 +553,7 @@ class TorchrecEngine:
             config=config,
             slot_sizes=tuple(slot_sizes),
             settings=settings,
-            positions=positions or one_each(slot_sizes),
+            positions=positions or one_id_per_slot(slot_sizes),
             sharding=tuple(sharding),
         )
         self._call("begin", shared)

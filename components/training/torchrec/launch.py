@@ -1,7 +1,7 @@
 """Start the workers of one training step on this machine, as `torchrun --standalone` does.
 
-If torchrun itself started the step, for example for a TrainJob on several machines, the step is
-already a worker and starts no further workers. `engine` has the code of a worker.
+If torchrun itself started the step, the step is already a worker and starts no further workers.
+This is the case in a TrainJob on several machines. `engine` has the code of a worker.
 """
 
 import os
@@ -80,7 +80,8 @@ def run_workers(arguments: Sequence[str], processes: int) -> int:
                     "others were stopped; the same command continues from the last save, with "
                     "any number of processes"
                 ) from error
-        # A leader that ended as preempted only received SIGTERM because another worker had failed.
+        # If another worker fails, the leader receives SIGTERM and ends as preempted. The failure of
+        # the other worker is the cause.
         _, first = min(
             error.failures.items(),
             key=lambda each: (each[1].exitcode == ExitCode.PREEMPTED, each[0]),

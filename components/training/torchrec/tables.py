@@ -1,4 +1,4 @@
-"""Shard the tables with TorchRec and train them with the Adam of all engines.
+"""Shard the tables with TorchRec, and train them with the same Adam as the other engines.
 
 A slot's vectors are one table in TorchRec. Each vector of a row is a feature of TorchRec. A feature
 is one look-up, or a list whose weighted sum is the pooled vector. TorchRec's planner assigns
@@ -51,7 +51,8 @@ def table_collection(
 ) -> EmbeddingBagCollection:
     """Return the tables without allocating memory, one table for each slot.
 
-    The feature names of a table are the positions of its vectors in a row.
+    A table has one feature for each of its vectors in a row. The feature is named by the position
+    of the vector.
     """
     slots = [positions.slots[start] for start, _, _ in spans_of(positions)]
     widths = dict(zip(slots, config.widths or [config.embedding_dim] * len(slots)))
@@ -153,8 +154,8 @@ class _Group:
     features: list[int]
     """Features of the kernel that look up rows of this group, by position."""
     offsets: Tensor
-    """Number of the first row of each feature's table."""
-    taken: tuple[Tensor, Tensor] | None = None
+    """Index in `rows` of the first row of each feature's table."""
+    last_lookups: tuple[Tensor, Tensor] | None = None
     """Distinct rows that the last batch looked up, and their vectors, which collect gradients."""
 
 
@@ -203,13 +204,13 @@ class AdamRows(nn.Module):
             spans = [slice(bounds[i], bounds[i + 1]) for i in group.features]
             counts = torch.tensor([each.stop - each.start for each in spans], device=values.device)
             keys = _side_by_side(values, spans) + group.offsets.repeat_interleave(counts)
-            rows, taken, *_ = lookups_of(keys)
+            rows, inverse, *_ = lookups_of(keys)
             vectors = group.rows.index_select(0, rows)[:, 0].contiguous()
             if torch.is_grad_enabled():
-                group.taken = rows, vectors.requires_grad_()
+                group.last_lookups = rows, vectors.requires_grad_()
             ends = lengths[group.features].flatten().cumsum(0)
             pooled = embedding_bag(
-                taken.long(),
+                inverse.long(),
                 vectors,
                 torch.cat([ends.new_zeros(1), ends]).long(),
                 mode="sum",
@@ -227,8 +228,8 @@ class AdamRows(nn.Module):
     def step(self, adam: Adam) -> None:
         """Update the rows that the last batch looked up."""
         for group in self._groups:
-            assert group.taken is not None, "forward was called before"
-            (rows, looked_up), group.taken = group.taken, None
+            assert group.last_lookups is not None, "forward is called first"
+            (rows, looked_up), group.last_lookups = group.last_lookups, None
             if looked_up.grad is None or not len(rows):
                 continue
             vectors, m, v = (

@@ -26,7 +26,7 @@ from evergreen.runtime.errors import TemporaryError
 
 _MAX_REASON_BYTES = 4096
 _MAX_KEY_BYTES = 1024
-"""Maximum bytes of the key of a truncated dead letter. See `KafkaDeadLetters.keep`."""
+"""Maximum number of bytes of the key of a truncated dead letter. See `KafkaDeadLetters.keep`."""
 _REASON, _TIME = "reason", "time"
 _BATCH = 500
 
@@ -59,7 +59,7 @@ class KafkaDeadLetters:
     def keep(self, letters: Sequence[tuple[str, bytes, str]]) -> None:
         """Store messages as dead letters, each with id, payload and reason.
 
-        The call returns when the brokers have stored the letters. The errors are those of
+        The call returns when the brokers have stored all dead letters. The errors are those of
         `KafkaSender.send`. The topic may contain messages that are too large for this client to
         publish. If a message is too large, it is truncated, and the stored reason says so.
         """
@@ -134,7 +134,7 @@ class KafkaDeadLetters:
             close_consumer(consumer)
 
     def _read_letters(self, consumer: Consumer) -> tuple[list[DeadLetter], list[TopicPartition]]:
-        """Return the stored dead letters, oldest first, and the end of each partition at that time.
+        """Return the stored dead letters, oldest first, and the end offset of each partition.
 
         If a reader crashes between storing and acknowledging, a message is stored twice. This
         function returns only one copy. Messages with the same key may be different messages.

@@ -216,9 +216,9 @@ class BacklogCounter:
         """Return the committed offset of each partition, or its oldest offset if there is none."""
         if not partitions:
             return {}
-        places = [TopicPartition(self._location.topic, number) for number in partitions]
+        requested = [TopicPartition(self._location.topic, number) for number in partitions]
         try:
-            answered = self._consumer.committed(places, timeout=_ASK_SECONDS)
+            answered = self._consumer.committed(requested, timeout=_ASK_SECONDS)
         except KafkaException as error:
             raise sorted_error(
                 error, f"asking {self._location.brokers} for committed offsets"
@@ -232,9 +232,9 @@ class BacklogCounter:
     def _offsets(self, partitions: Collection[int], moment: int) -> dict[int, int]:
         if not partitions:
             return {}
-        places = [TopicPartition(self._location.topic, number, moment) for number in partitions]
+        requested = [TopicPartition(self._location.topic, number, moment) for number in partitions]
         try:
-            answered = self._consumer.offsets_for_times(places, timeout=_ASK_SECONDS)
+            answered = self._consumer.offsets_for_times(requested, timeout=_ASK_SECONDS)
         except KafkaException as error:
             topic = self._location.topic
             raise sorted_error(
@@ -267,5 +267,7 @@ def _checked(answer: TopicPartition) -> TopicPartition:
     if answer.error is not None:
         raise sorted_error(answer.error, f"offset of {answer.topic}, partition {answer.partition}")
     if answer.offset is None:
-        raise PermanentError(f"offset of {answer.topic}, partition {answer.partition}: none")
+        raise PermanentError(
+            f"{answer.topic}, partition {answer.partition} has no offset, expected a number"
+        )
     return answer

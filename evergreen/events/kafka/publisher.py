@@ -75,7 +75,9 @@ class KafkaSender:
         if any(error.fatal() for error in errors):
             self._forget_producer(producer)
         if errors:
-            raise _gravest(errors, f"publishing {len(messages)} messages to {messages[0].topic}")
+            raise _worst_error(
+                errors, f"publishing {len(messages)} messages to {messages[0].topic}"
+            )
         if len(reports) < len(messages):
             raise TemporaryError(
                 f"publishing to {messages[0].topic}: {self._location.brokers} did not answer in "
@@ -132,7 +134,7 @@ class KafkaSender:
                 self._producer = None
 
 
-def _gravest(errors: Sequence[KafkaError], what: str) -> Exception:
+def _worst_error(errors: Sequence[KafkaError], what: str) -> Exception:
     """Return the error that represents several failed deliveries.
 
     A permanent error has priority over a temporary error.

@@ -28,8 +28,8 @@ _MAX_HELD_BYTES = 256 * 2**20
 reader bounded while it cannot store messages."""
 
 _CONSUMED_AT_ONCE = 50
-"""Messages per request to librdkafka. If a pull reaches its byte limit, it still returns all
-messages of its last request."""
+"""Number of messages that one call requests from librdkafka. If a pull reaches its byte limit, it
+still returns all messages of its last request."""
 
 
 class KafkaSubscriber:
@@ -155,7 +155,7 @@ class KafkaSubscriber:
             self._commit_offsets()
 
     def dead_letter(self, bad: Sequence[tuple[str, str]]) -> None:
-        """See `event_log.Subscriber`. Waits until the brokers have stored the dead letters."""
+        """See `event_log.Subscriber`. Returns when the brokers have stored the dead letters."""
         with self._lock:
             found = [(token, self._find(token), reason) for token, reason in bad]
             held = [
@@ -179,9 +179,9 @@ class KafkaSubscriber:
 
         Returns the time of the newest check that found no unread message.
 
-        In a partition of this reader, all messages must be pulled and acknowledged. In a partition
-        of another reader, the committed offset must be the end of the partition. While no broker
-        answers, the watermark does not move.
+        The check passes if two conditions hold. This reader has pulled and acknowledged all
+        messages of its partitions. For the partitions of other readers, the committed offset is the
+        end of the partition. While no broker answers, the watermark does not move.
         """
         with self._lock:
             requested_at = self._clock()
@@ -201,7 +201,7 @@ class KafkaSubscriber:
     def close(self) -> None:
         """See `event_log.Subscriber`.
 
-        Leaves the group, so that other readers get its partitions at once.
+        The reader leaves the group, so that other readers get its partitions at once.
         """
         with self._lock:
             if self._closed:

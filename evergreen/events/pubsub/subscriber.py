@@ -3,7 +3,7 @@
 The thread sends pull requests, one at a time. Each pull waits at Pub/Sub until there is a message,
 and leases the message for `lease_seconds`. A message that is not acknowledged before its lease ends
 is dropped from the queue, and Pub/Sub delivers it again. The caller stores a message before it
-acknowledges it. `ReadMark` estimates the watermark of the log.
+acknowledges it. `Watermark` estimates the watermark of the log.
 
 Dead letters have their own topic. A dead letter is the original payload with id, reason and time as
 attributes. If Pub/Sub itself moved a message to this topic, the message has no attribute with a
@@ -102,7 +102,7 @@ class PubsubDeadLetters:
     def add(self, letters: Sequence[tuple[str, bytes, str]], *, now: float) -> None:
         """Store messages, each with id, payload and reason.
 
-        The call returns when Pub/Sub has confirmed all letters.
+        The call returns when Pub/Sub has confirmed all dead letters.
         """
         kept = [
             (payload, {ID: name, _REASON: _cut_to_attribute(reason), _DEAD_LETTERED_AT: repr(now)})
@@ -112,47 +112,48 @@ class PubsubDeadLetters:
 
     def read(self) -> list[DeadLetter]:
         """Return all dead letters, oldest first."""
-        taken = self._take()
-        self._give_back(list(taken))
+        leased = self._lease_all()
+        self._release(list(leased))
         return sorted(
-            (_read_dead_letter(message) for message in taken.values()), key=lambda kept: kept.time
+            (_read_dead_letter(message) for message in leased.values()),
+            key=lambda letter: letter.time,
         )
 
     def replay(self) -> int:
         """Publish all dead letters to the log again, then remove them, and return their number."""
-        taken = self._take()
+        leased = self._lease_all()
         try:
             again = [
-                (bytes(message.data), {ID: _message_id(message)}) for message in taken.values()
+                (bytes(message.data), {ID: _message_id(message)}) for message in leased.values()
             ]
             publish_all(self._publisher, self._names.topic_path, again)
             subscription = self._names.dead_letters.subscription_path
-            _send_ack_ids(self._subscriber, "acknowledge", subscription, ack_ids=list(taken))
+            _send_ack_ids(self._subscriber, "acknowledge", subscription, ack_ids=list(leased))
         except BaseException:
-            self._give_back(list(taken))
+            self._release(list(leased))
             raise
-        return len(taken)
+        return len(leased)
 
-    def _take(self) -> dict[str, Any]:
+    def _lease_all(self) -> dict[str, Any]:
         """Pull messages until none arrives for `wait_seconds`.
 
         Returns each acknowledgement id with its message.
         """
         subscription = self._names.dead_letters.subscription_path
-        taken: dict[str, tuple[str, Any]] = {}
+        leased: dict[str, tuple[str, Any]] = {}
         empty_since = time.monotonic()
         while (left := empty_since + self._wait_seconds - time.monotonic()) > 0:
             answer = pull_messages(self._subscriber, subscription, _CHUNK, seconds=left)
             received = {each.message.message_id: (each.ack_id, each.message) for each in answer}
-            if received.keys() - taken.keys():
+            if received.keys() - leased.keys():
                 empty_since = time.monotonic()
             # If a message is held longer than its lease, it arrives again under a new
             # acknowledgement id. A message that arrives again does not restart the wait, because
             # the loop might never end.
-            taken.update(received)
-        return dict(taken.values())
+            leased.update(received)
+        return dict(leased.values())
 
-    def _give_back(self, ack_ids: list[str]) -> None:
+    def _release(self, ack_ids: list[str]) -> None:
         subscription = self._names.dead_letters.subscription_path
         _send_ack_ids(
             self._subscriber,
@@ -220,7 +221,7 @@ class PubsubSettings:
     Pub/Sub accepts 10 to 600 seconds."""
     settle_seconds: float = 5.0
     """Maximum delay of a message in seconds, compared with messages of the same age. See
-    `ReadMark`."""
+    `Watermark`."""
     max_messages: int = 2000
     """Highest number of messages that are queued, or pulled and not acknowledged."""
     list_seconds: float = 3.0
@@ -228,7 +229,7 @@ class PubsubSettings:
 
 
 @dataclass(frozen=True)
-class _InHand:
+class _LeasedMessage:
     """Message that has arrived and is not acknowledged yet."""
 
     ack_id: str
@@ -236,7 +237,7 @@ class _InHand:
     lease_ends: float
 
 
-class ReadMark:
+class Watermark:
     """Estimates the watermark from publish times, because the broker reports no watermark.
 
     Pub/Sub reports neither the number nor the order of the messages that are left. The estimate
@@ -260,7 +261,7 @@ class ReadMark:
         self._settle_seconds, self._lease_seconds = settle_seconds, lease_seconds
         self._newest_published: float | None = None
         self._last_arrival_at = float("-inf")
-        self._mark: float | None = None
+        self._watermark: float | None = None
 
     def arrived(self, published: float, *, at: float) -> None:
         """Record the arrival of a message."""
@@ -284,10 +285,10 @@ class ReadMark:
             reached = now if oldest_in_hand is None else min(now, oldest_in_hand)
             if at - max(self._last_arrival_at, connected_at) < self._settle_seconds:
                 if self._newest_published is None:
-                    return self._mark
+                    return self._watermark
                 reached = min(reached, self._newest_published)
-            self._mark = reached - self._settle_seconds
-        return self._mark
+            self._watermark = reached - self._settle_seconds
+        return self._watermark
 
 
 class PubsubSubscriber:
@@ -315,12 +316,12 @@ class PubsubSubscriber:
         self._dead_letters = PubsubDeadLetters(
             names, publisher=publisher, subscriber=subscriber, wait_seconds=settings.list_seconds
         )
-        self._mark = ReadMark(
+        self._watermark = Watermark(
             settle_seconds=settings.settle_seconds, lease_seconds=settings.lease_seconds
         )
         self._lock = threading.Lock()
-        self._queue: deque[_InHand] = deque()
-        self._pulled: dict[str, _InHand] = {}
+        self._queue: deque[_LeasedMessage] = deque()
+        self._pulled: dict[str, _LeasedMessage] = {}
         """Pulled messages by acknowledgement id. The acknowledgement id is the token of a
         delivery."""
         self._pulling_client: Any = None
@@ -398,11 +399,11 @@ class PubsubSubscriber:
         return self._dead_letters.replay()
 
     def read_up_to(self) -> float | None:
-        """See `event_log.Subscriber`. Returns the estimate of `ReadMark`."""
+        """See `event_log.Subscriber`. Returns the estimate of `Watermark`."""
         with self._lock:
             self._note_steady_pull()
             in_hand = [_published(held.message) for held in (*self._queue, *self._pulled.values())]
-            return self._mark.value(
+            return self._watermark.value(
                 now=self._clock(),
                 at=self._monotonic(),
                 connected_at=self._connected_at,
@@ -457,13 +458,13 @@ class PubsubSubscriber:
         subscription = self._names.subscription_path
         pause = _FIRST_PAUSE_SECONDS
         while not self._closing.is_set():
-            if not (room := self._room()):
+            if not (space := self._queue_space()):
                 self._closing.wait(_FULL_SECONDS)
                 continue
             self._requested_at = self._monotonic()
             try:
-                self._take_in(
-                    pull_messages(self._pulling_client, subscription, room, seconds=_PULL_SECONDS)
+                self._add_received(
+                    pull_messages(self._pulling_client, subscription, space, seconds=_PULL_SECONDS)
                 )
                 pause = _FIRST_PAUSE_SECONDS
             except (TemporaryError, PermanentError) as error:
@@ -471,7 +472,7 @@ class PubsubSubscriber:
                 self._closing.wait(pause)
                 pause = min(2 * pause, _MAX_PAUSE_SECONDS)
 
-    def _room(self) -> int:
+    def _queue_space(self) -> int:
         """Return the number of messages that the queue can still accept."""
         with self._lock:
             self._forget_expired()
@@ -480,16 +481,18 @@ class PubsubSubscriber:
                 0 if is_full else self._settings.max_messages - len(self._queue) - len(self._pulled)
             )
 
-    def _take_in(self, received: list[Any]) -> None:
+    def _add_received(self, received: list[Any]) -> None:
         leased_at = self._monotonic()
         self._set_lease([each.ack_id for each in received], round(self._settings.lease_seconds))
         with self._lock:
             self._note_success()
             for each in received:
                 self._queue.append(
-                    _InHand(each.ack_id, each.message, leased_at + self._settings.lease_seconds)
+                    _LeasedMessage(
+                        each.ack_id, each.message, leased_at + self._settings.lease_seconds
+                    )
                 )
-                self._mark.arrived(_published(each.message), at=self._monotonic())
+                self._watermark.arrived(_published(each.message), at=self._monotonic())
 
     def _set_lease(self, ack_ids: list[str], seconds: int) -> None:
         subscription = self._names.subscription_path

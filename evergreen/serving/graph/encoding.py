@@ -13,12 +13,13 @@ every slot. The slot of an excluded column has no entries, and in this slot the 
 row for missing values. All values of an excluded column are therefore treated as missing.
 
 The table uses cuckoo hashing with `CHOICES` cells per key (Pagh & Rodler, ESA 2001; Fotakis et al.,
-STACS 2003). Choice d of a key is the cell `starts[d] + key mod primes[d]`, and each choice has its
-own range of cells. A lookup reads `CHOICES` cells, even if the table is large. ONNX Runtime maps
-the arrays from `model.data`. A server therefore builds nothing when it opens a graph, and its
-instances share the arrays, which take 15 bytes per entry. ONNX Runtime's LabelEncoder builds a hash
-map of 60 to 75 bytes per entry in each instance. LabelEncoder made the graph 8 to 20 % faster with
-up to 2.6 million entries, but not faster with more entries.
+STACS 2003). A key may be stored in any of the cells `starts[d] + key mod primes[d]`, where `d` is
+from 0 to `CHOICES` - 1. The cells of different `d` do not overlap. A lookup reads `CHOICES` cells,
+even if the table is large. ONNX Runtime maps the arrays from `model.data`. A server therefore
+builds nothing when it opens a graph, and its instances share the arrays, which take 15 bytes per
+entry. ONNX Runtime's LabelEncoder builds a hash map of 60 to 75 bytes per entry in each instance.
+LabelEncoder made the graph 8 to 20 % faster with up to 2.6 million entries, but not faster with
+more entries.
 """
 
 from collections.abc import Sequence
@@ -62,10 +63,10 @@ class KeyRange(NamedTuple):
     Raw values are clipped to `lowest` and `highest`, and no vocabulary contains a category beyond
     these bounds. ONNX Runtime 1.31 clips int64 wrongly if a value and the bound agree in their
     upper 32 bits, because it compares the lower 32 bits as signed numbers. For example, it does not
-    clip 2^33 - 1 to the bound 2^32. The bug of ONNX Runtime does no harm with the bounds used here,
-    because their lower 32 bits are the smallest signed number. The clipping error matters only if
-    it moves a value into another slot's range. An unclipped value is at most 2^32 beyond a bound,
-    and the ranges of two slots are further apart.
+    clip 2^33 - 1 to the bound 2^32. The lower 32 bits of both bounds here are 2^31, which is the
+    smallest number as signed bits. With these bounds, the bug of ONNX Runtime does no harm. A wrong
+    result would matter only if a value moved into another slot's range. An unclipped value is at
+    most 2^32 beyond a bound, and the ranges of two slots are further apart.
     """
 
     highest: int
@@ -147,17 +148,18 @@ def encode_dense(parts: Parts, workflow: FeatureWorkflow) -> str:
         )
     if not indicated:
         return scaled
-    places = parts.constant("indicated", np.array([numeric.index(name) for name in indicated]))
-    flags = parts.node("Gather", [missing, places], "dense_flags", axis=1)
+    indexes = parts.constant("indicated", np.array([numeric.index(name) for name in indicated]))
+    flags = parts.node("Gather", [missing, indexes], "dense_flags", axis=1)
     indicators = parts.node("Cast", [flags], "dense_indicators", to=TensorProto.FLOAT)
     return parts.node("Concat", [scaled, indicators], DENSE, axis=1)
 
 
 def _bucket(parts: Parts, workflow: FeatureWorkflow, *, values: str, missing: str) -> None:
-    """Add `buckets` [n, bucketed columns], the number of boundaries that a clipped value reaches.
+    """Add the nodes that convert numbers to buckets, and return their output's name.
 
-    The bucket of a missing value is `MISSING_CATEGORY`. Columns with fewer boundaries than the
-    widest column are padded with NaN, because no value reaches NaN.
+    The output `buckets` [n, bucketed columns] is the number of boundaries that the clipped value
+    reaches. The bucket of a missing value is `MISSING_CATEGORY`. All columns get the same number of
+    boundaries. Additional boundaries are NaN, which no value reaches.
     """
     numeric, bucketed = workflow.features.numeric, workflow.features.bucketed
     boundaries = np.full(
@@ -165,11 +167,11 @@ def _bucket(parts: Parts, workflow: FeatureWorkflow, *, values: str, missing: st
     )
     for row, name in zip(boundaries, bucketed):
         row[: len(workflow.boundaries[name])] = workflow.boundaries[name]
-    places = parts.constant("bucketed", np.array([numeric.index(name) for name in bucketed]))
+    indexes = parts.constant("bucketed", np.array([numeric.index(name) for name in bucketed]))
     last = parts.constant("boundary_axis", np.array([2]))
     each = parts.node(
         "Unsqueeze",
-        [parts.node("Gather", [values, places], "bucketed_values", axis=1), last],
+        [parts.node("Gather", [values, indexes], "bucketed_values", axis=1), last],
         "bucketed_columns",
     )
     reached = parts.node(
@@ -177,7 +179,7 @@ def _bucket(parts: Parts, workflow: FeatureWorkflow, *, values: str, missing: st
     )
     numbers = parts.node("Cast", [reached], "reached", to=TensorProto.INT64)
     found = parts.node("ReduceSum", [numbers, last], "buckets_of_all", keepdims=0)
-    absent = parts.node("Gather", [missing, places], "bucketed_missing", axis=1)
+    absent = parts.node("Gather", [missing, indexes], "bucketed_missing", axis=1)
     parts.node(
         "Where", [absent, parts.constant("no_bucket", np.array(MISSING_CATEGORY)), found], BUCKETS
     )
@@ -186,16 +188,17 @@ def _bucket(parts: Parts, workflow: FeatureWorkflow, *, values: str, missing: st
 def _column_constant(parts: Parts, name: str, values: Sequence[float]) -> str:
     """Add a constant with one value per column, and return its name.
 
-    If all values are equal, the constant has a single value.
+    If all values are equal, the constant is a scalar.
     """
     array = np.array(values, np.float32)
     return parts.constant(name, array[0] if (array == array[0]).all() else array)
 
 
 def encode_categorical(parts: Parts, workflow: FeatureWorkflow, tables: Sequence[Table]) -> str:
-    """Add `table_rows` [n, `Features.id_positions`], the row (slot offset + id) of each value.
+    """Add the nodes that convert categories to table rows, and return their output's name.
 
-    The rows of unused positions of lists are arbitrary, and `evergreen.serving.graph.export`
+    The output `table_rows` [n, `Features.id_positions`] is the slot's offset plus the id of each
+    value. The rows of unused positions of lists are arbitrary, and `evergreen.serving.graph.export`
     ignores them.
 
     Raises:
@@ -211,7 +214,7 @@ def encode_categorical(parts: Parts, workflow: FeatureWorkflow, tables: Sequence
     if (num_slots := len(workflow.features.slots)) > keys_of.max_slots:
         raise ContractError(
             f"{num_slots} categorical columns are too many for one graph, expected at most "
-            f"{keys_of.max_slots} if a category is 2^32 or more"
+            f"{keys_of.max_slots}, because the largest category is {largest}"
         )
     if not names:
         return parts.node(
@@ -228,7 +231,9 @@ def encode_categorical(parts: Parts, workflow: FeatureWorkflow, tables: Sequence
             BUCKETS if is_alone else parts.node("Concat", [raw, BUCKETS], "all_categories", axis=1)
         )
     if served_as := workflow.features.served_as:
-        values = np.array([served_as.get(place, MISSING_CATEGORY) for place in range(len(names))])
+        values = np.array(
+            [served_as.get(position, MISSING_CATEGORY) for position in range(len(names))]
+        )
         is_fixed = parts.constant("is_fixed", np.isin(np.arange(len(names)), list(served_as)))
         raw = parts.node(
             "Where", [is_fixed, parts.constant("served_as", values), raw], "served_categories"
@@ -284,9 +289,10 @@ def _entries(
 
 
 def _look_up(parts: Parts, wanted: str, table: "HashTable", *, width: int) -> str:
-    """Add `distances` [n, width], the value of each key in the table.
+    """Add the nodes that look up keys, and return the name of their output `distances`, [n, width].
 
-    If the table lacks a key, the key gets the value of cell 0.
+    The output is the value that the table stores for each key. If the table lacks a key, the output
+    is the value of cell 0.
 
     GatherElements needs flat indices, but for single numbers it takes only a seventh of the time of
     Gather.
@@ -326,9 +332,10 @@ class HashTable(NamedTuple):
     values: NDArray[np.int32]
     """[cells], 0 in a cell without a key."""
     primes: tuple[int, ...]
-    """Number of cells in the range of each choice. A key has `CHOICES` choices."""
+    """`primes[d]` is the number of cells that are available for choice `d` of a key. A key has
+    `CHOICES` choices."""
     starts: tuple[int, ...]
-    """First cell of each choice, see `CHOICES`."""
+    """`starts[d]` is the first cell that is available for choice `d` of a key."""
 
 
 def build_table(keys: NDArray[np.int64], values: NDArray[np.int32]) -> HashTable:
@@ -347,7 +354,7 @@ def build_table(keys: NDArray[np.int64], values: NDArray[np.int32]) -> HashTable
     while True:
         primes = _primes_from(max(3, cells // CHOICES), CHOICES)
         starts = np.cumsum([1, *primes[:-1]])
-        owners = _place(keys, np.array(primes), starts)
+        owners = _assign_cells(keys, np.array(primes), starts)
         if owners is not None:
             break
         cells += cells // 8 + CHOICES  # regular patterns in the keys may need more cells
@@ -357,15 +364,16 @@ def build_table(keys: NDArray[np.int64], values: NDArray[np.int32]) -> HashTable
     return HashTable(cell_keys, cell_values, primes, tuple(starts.tolist()))
 
 
-def _place(
+def _assign_cells(
     keys: NDArray[np.int64], primes: NDArray[np.int64], starts: NDArray[np.int64]
 ) -> NDArray[np.int64] | None:
     """Assign each key to a cell.
 
     Returns, for each cell, the position of its key, or -1 if the cell is empty. Returns None if a
-    key found no free cell. In each round, every key without a cell takes the cell of its current
-    choice. If several keys want the same cell, the last of these keys gets it. In the next round,
-    keys without a cell and keys that lost their cell try their next choice.
+    key found no free cell. A key may be stored in one of `CHOICES` cells. In each round, every key
+    without a cell is moved to its current choice, and replaces the key in that cell. If several
+    keys have the same choice, the last key is stored. In the next round, all keys without a cell
+    try their next choice.
     """
     owners = np.full(1 + int(primes.sum()), -1, np.int64)
     choices = np.zeros(len(keys), np.int8)

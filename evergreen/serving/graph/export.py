@@ -8,9 +8,9 @@ comes from `network.onnx`, which is stored with the weights of every registered 
 `evergreen.serving.graph.parts` writes the files, `evergreen.serving.parity` checks the scores, and
 `evergreen.serving.repository` publishes the graph.
 
-The tables are stored in `model.data`, whose size is limited only by the disk. The memory of this
-process, which maps the tables, and the memory of the server also limit their size. A graph has at
-most `evergreen.serving.graph.encoding.MAX_KEYS` vocabulary entries.
+The tables are stored in `model.data`. The size of the tables is limited by the disk, by the memory
+of this process and by the memory of the server. A graph has at most
+`evergreen.serving.graph.encoding.MAX_KEYS` vocabulary entries.
 """
 
 from collections.abc import Sequence
@@ -154,7 +154,9 @@ def _look_up(
     output: str,
     suffix: str = "",
 ) -> str:
-    """Add `output` [n, F, E], the vectors of one table. Each list is pooled to one vector.
+    """Add the nodes that look up the vectors of one table and pool lists.
+
+    The result `output` has the shape [n, F, E]. Each list is pooled to one vector.
 
     A list is pooled by multiplying its weights [n, 1, positions] by its vectors.
 
@@ -173,30 +175,34 @@ def _look_up(
     )
     if not table.positions.lists:
         return vectors
-    axis = parts.constant(f"places_axis{suffix}", np.array([1]))
+    axis = parts.constant(f"positions_axis{suffix}", np.array([1]))
     one = parts.constant(f"one_element{suffix}", np.array(1, np.float32))
 
-    def places(source: str, name: str, part: slice) -> str:
+    def slice_positions(source: str, name: str, part: slice) -> str:
         ends = [
             parts.constant(f"{name}_{end}", np.array([getattr(part, end)]))
             for end in ("start", "stop")
         ]
         return parts.node("Slice", [source, *ends, axis], name)
 
-    pieces = [places(vectors, f"own_vectors{suffix}", slice(0, table.positions.lists[0].start))]
+    chunks = [
+        slice_positions(vectors, f"own_vectors{suffix}", slice(0, table.positions.lists[0].start))
+    ]
     for i, (start, stop, pool) in enumerate(table.positions.lists):
         name = f"{i}{suffix}"
-        of_list = places(weights, f"weights_{name}", slice(start, stop))
+        of_list = slice_positions(weights, f"weights_{name}", slice(start, stop))
         if pool == "mean":
             count = parts.node("ReduceSum", [of_list, axis], f"count_{name}", keepdims=1)
             divisor = parts.node("Max", [count, one], f"divisor_{name}")
             of_list = parts.node("Div", [of_list, divisor], f"shares_{name}")
         row = parts.node("Unsqueeze", [of_list, axis], f"row_{name}")
-        of_vectors = places(vectors, f"vectors_{name}", slice(start, stop))
-        pieces.append(parts.node("MatMul", [row, of_vectors], f"pooled_{name}"))
+        of_vectors = slice_positions(vectors, f"vectors_{name}", slice(start, stop))
+        chunks.append(parts.node("MatMul", [row, of_vectors], f"pooled_{name}"))
     if stop < len(table.columns):
-        pieces.append(places(vectors, f"bucket_vectors{suffix}", slice(stop, len(table.columns))))
-    return parts.node("Concat", pieces, output, axis=1)
+        chunks.append(
+            slice_positions(vectors, f"bucket_vectors{suffix}", slice(stop, len(table.columns)))
+        )
+    return parts.node("Concat", chunks, output, axis=1)
 
 
 def _gather(

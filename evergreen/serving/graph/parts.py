@@ -35,7 +35,7 @@ _ELEMENT_TYPES = {"FP32": TensorProto.FLOAT, "INT64": TensorProto.INT64}
 class Parts:
     """Nodes, constants and tables in the order of their addition.
 
-    A table is a constant outside the message.
+    A table is a constant that is stored in the file `model.data` instead of the protobuf message.
     """
 
     def __init__(self, inputs: Sequence[Tensor]) -> None:
@@ -70,14 +70,14 @@ class Parts:
             ContractError: the message exceeds protobuf's limit even without its tables.
         """
         (folder / GRAPH_FILE).unlink(missing_ok=True)
-        message = self._message(name, [_beside(*place) for place in self._places()])
+        message = self._message(name, [_external_table(*table) for table in self._table_offsets()])
         with whole_file(folder / DATA_FILE) as file:
-            for _, value, offset in self._places():
+            for _, value, offset in self._table_offsets():
                 file.write(bytes(offset - file.tell()))
                 file.write(value.data)
         write_whole(folder / GRAPH_FILE, message)
 
-    def _places(self) -> Iterator[tuple[str, NDArray[Any], int]]:
+    def _table_offsets(self) -> Iterator[tuple[str, NDArray[Any], int]]:
         """Yield each table's name, value and offset in `model.data`."""
         offset = 0
         for name, value in self._tables.items():
@@ -117,7 +117,7 @@ def _value(tensor: Tensor) -> Any:
     )
 
 
-def _beside(name: str, value: NDArray[Any], offset: int) -> Any:
+def _external_table(name: str, value: NDArray[Any], offset: int) -> Any:
     """Return the message's entry for a table in `model.data`."""
     tensor = TensorProto(
         name=name,

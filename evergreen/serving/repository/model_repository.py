@@ -23,8 +23,8 @@ and writes the number into the configuration, as a comment, and into the traffic
 previous holder did not release the lock, the new holder first writes the configuration and the plan
 again. The next conditional write of the previous holder therefore fails, even if that holder is
 still running. If there is no configuration yet, the new holder writes only the comment, which
-counts as no configuration. If there is no plan yet, a late first plan of the previous holder is
-replaced, because its lease number is lower.
+counts as no configuration. If there is no plan yet, the previous holder could still write a first
+plan. The new holder replaces this plan, because its lease number is lower.
 
 `version.json` lists every file of its version with size and SHA-256. If a folder lacks this file,
 or if a listed file is absent or has another size, the folder is an interrupted copy and not a
@@ -282,8 +282,8 @@ class ModelRepository:
     Args:
         objects: Folder or bucket.
         names: Names of the recommender's models.
-        holder: Description of this deployment, for error messages of other deployments. The default
-            describes this process.
+        holder: Description of this deployment, for error messages of other deployments. By default,
+            the description consists of the host and the id of this process.
         min_lease: Largest lease number in the journal. The largest number in the repository is
             lower if the repository was emptied.
         lease_seconds: Time after which a bucket's lock of a killed holder expires.
@@ -357,7 +357,7 @@ class ModelRepository:
                 self._check_lock = None
 
     def _take_fence(self) -> None:
-        """Take the next number, and fence off a previous holder that did not release the lock."""
+        """Increase the number of the lock, so that writes of the previous holder fail."""
         stored = self.objects.read(self._fence)
         number, was_released = (0, True) if stored is None else self._parse_fence(stored.content)
         number = max(number, self._min_lease)
@@ -500,7 +500,8 @@ class ModelRepository:
             version: Number of the version.
             folder: Folder with the graph and its golden rows.
             options: Serving options of the version.
-            proceed: Function that is called before each file. Its error ends the copy.
+            proceed: Function that is called before each file. If the function raises an error, the
+                copy ends with this error.
 
         Raises:
             PermanentError: a written file differs from its source, or the disk is full.
@@ -699,7 +700,10 @@ class ModelRepository:
         )
 
     def _with_lease(self, content: bytes) -> bytes:
-        """Return the stored plan with the number of this lease, or a corrupt plan unchanged."""
+        """Return the content of a plan with this lease's number.
+
+        If the plan is corrupt, its content is returned unchanged.
+        """
         try:
             plan = TrafficPlan.loads(content, source=f"{self.uri}/{self._plan}")
         except ContractError as error:

@@ -14,7 +14,7 @@ the time limit, is rejected as UNAVAILABLE.
 On a laptop, the queue has no limits, because Triton 2.51 stalls if the queue has limits. If a queue
 has a size or a timeout, the batcher of the queue sends a batch only if an instance is idle. An
 instance that becomes idle does not wake the batcher. The batcher wakes when the next request
-arrives, or after 500 ms. If every client waits for its response, no next request arrives. More
+arrives, or after 500 ms. While all clients wait for responses, no further request arrives. More
 instances make the stall rarer. Without queue limits, the batcher sends batches to busy instances in
 advance, and wakes whenever an instance takes one of these batches. Triton 26.08 fixed a related
 error, which left instances idle if batches were also delayed (triton-inference-server/server#8870).
@@ -123,8 +123,8 @@ def triton_config(
 ) -> str:
     """Return the text of `config.pbtxt` for the model `name`, which serves exactly `versions`.
 
-    The highest of `versions` answers requests without a version. Every version must score the rows
-    of `warmup` before it is ready.
+    A request without a version is served by the highest of `versions`. Every version must score the
+    rows of `warmup` before it is ready.
 
     Raises:
         ContractError: `versions` is empty or contains a number below 1.

@@ -5,7 +5,7 @@ import shutil
 import pytest
 
 from cli.registries import __main__ as command
-from cli.registries.exported import read_store
+from cli.registries.exported import read_exported
 from evergreen.registry.model_cards import ModelCard, card_path
 from evergreen.registry.models import GRAPH_FILE, graph_folder
 from evergreen.registry.promotion_journal import Promotion, append_promotion
@@ -63,13 +63,13 @@ def write(store, *lines):
 )
 def test_aliases_and_versions_match_journal(lines, versions, aliases, tmp_path):
     write(tmp_path, *lines)
-    found = read_store(tmp_path)
-    assert [card.model_id for card in found.rounds] == ["m1", "m2"]
+    found = read_exported(tmp_path)
+    assert [card.model_id for card in found.cards] == ["m1", "m2"]
     assert [each.version for each, _ in found.versions] == versions
     assert (found.aliases["champion"], found.aliases["candidate"]) == aliases
     # `evergreen admin collect` removes graphs of old versions.
     shutil.rmtree(graph_folder(tmp_path, 1))
-    assert [each.version for each, _ in read_store(tmp_path).versions] == versions[1:]
+    assert [each.version for each, _ in read_exported(tmp_path).versions] == versions[1:]
 
 
 def test_absent_registry_does_not_stop_others(tmp_path, monkeypatch, caplog):

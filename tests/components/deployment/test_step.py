@@ -282,7 +282,9 @@ def test_retry_after_a_rollback_reports_the_first_answer_and_changes_nothing(ste
     assert step(True, "run-2") == 0
     [note] = runs.read_notes(store, "run-2")
     assert note.facts["version"] == Release.read(tmp_path / "release.json").version == 2
-    assert note.reason.startswith("version 2 served for this run before and serves no longer")
+    assert note.reason.startswith(
+        "version 2 was released for this run earlier, and is no longer served"
+    )
     assert (current(store).version, len(read_requests(store))) == (1, lines)
 
 
@@ -295,7 +297,7 @@ def test_retry_of_a_step_that_was_rolled_back_before_its_release_is_refused(step
     with pytest.raises(ContractError):  # version 1 is the first
         rollback(target, reason="something is wrong")
     assert step(True, "run-2") == 1
-    assert "a later request to go back supersedes it" in capsys.readouterr().err
+    assert "a later rollback or abort supersedes the request" in capsys.readouterr().err
     assert current(store).version == 1
 
 

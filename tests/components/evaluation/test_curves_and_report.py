@@ -7,13 +7,13 @@ import pytest
 from sklearn import metrics as sklearn_metrics
 
 from components.evaluation.__main__ import main
-from components.evaluation.gate import MAX_SHOWN, cut_slices, measure_slices
+from components.evaluation.gate import MAX_SHOWN, measure_slices, slice_masks
 from components.evaluation.report import calibration_bins, roc_curve
 from components.evaluation.scoring import NEW_ITEM, UNKNOWN_ITEM, ScoredHoldout
 from evergreen.config.data import ColumnNames
 from evergreen.config.features import MISSING_CATEGORY
+from evergreen.contracts.category_texts import ShownValues
 from evergreen.contracts.manifests import AucLead, Verdict
-from evergreen.contracts.words import ShownValues
 from evergreen.registry.model_cards import card_path
 from evergreen.runtime.exit_codes import ExitCode
 from evergreen.statistics.metrics import auc_difference, auc_estimate, user_quality
@@ -90,7 +90,7 @@ def scored(n=3000, *, seconds=7200.0, champion=True, seed=0):
 
 def test_slices_are_measured_on_their_own_rows():
     rows = scored()
-    slices = cut_slices(rows, is_first_round=False, shown=ShownValues())
+    slices = slice_masks(rows, is_first_run=False, shown=ShownValues())
     users = rows.categories[:, 2]
     expected = {
         "all rows": np.ones(3000, bool),
@@ -98,7 +98,7 @@ def test_slices_are_measured_on_their_own_rows():
         "user: missing": users == -1,
         "user: 4294967295": users == 0xFFFFFFFF,
         "user: other 2 values": np.isin(users, [9, 10]),
-        "categories: one or more got an id in this round": rows.has_new_category,
+        "categories: one or more got an id in this run": rows.has_new_category,
         "categories: one or more have no id of their own": rows.has_unknown_category,
         "categories: all known before": ~(rows.has_new_category | rows.has_unknown_category),
     }
@@ -135,13 +135,13 @@ def test_new_and_unknown_items_are_slices_where_recommender_names_item():
     made = replace(
         made, item_newness=np.array([0, NEW_ITEM, UNKNOWN_ITEM, 0, NEW_ITEM, 0], np.int8)
     )
-    names = ("item: got its id in this round", "item: has no id of its own")
+    names = ("item: got its id in this run", "item: has no id of its own")
     later, first = (
-        cut_slices(made, is_first_round=is_first, shown=ShownValues()) for is_first in (False, True)
+        slice_masks(made, is_first_run=is_first, shown=ShownValues()) for is_first in (False, True)
     )
     assert [np.flatnonzero(later[name]).tolist() for name in names] == [[1, 4], [2]]
     assert names[0] not in first, "the first run has no earlier items to compare with"
-    assert not set(names) & set(cut_slices(scored(6), is_first_round=False, shown=ShownValues()))
+    assert not set(names) & set(slice_masks(scored(6), is_first_run=False, shown=ShownValues()))
 
 
 def test_row_belongs_to_slice_of_each_list_element_and_counts_once_in_it():
@@ -166,7 +166,7 @@ def test_row_belongs_to_slice_of_each_list_element_and_counts_once_in_it():
         categories=np.c_[made.categories[:, :1], places],
         columns=("item", "tags", "tags", "tags"),
     )
-    slices = cut_slices(made, is_first_round=True, shown=ShownValues(words={"tags": {5: "jazz"}}))
+    slices = slice_masks(made, is_first_run=True, shown=ShownValues(texts={"tags": {5: "jazz"}}))
     found = {name: kept.tolist() for name, kept in slices.items() if name.startswith("tags: ")}
     names = {"tags: 'jazz'": 5, "tags: 6": 6, "tags: 7": 7, "tags: 8": 8}
     assert found == {
@@ -178,7 +178,7 @@ def test_row_belongs_to_slice_of_each_list_element_and_counts_once_in_it():
 
 def test_columns_of_users_are_not_cut_by_value():
     every, shown = (
-        cut_slices(scored(), is_first_round=True, shown=ShownValues(hidden=h))
+        slice_masks(scored(), is_first_run=True, shown=ShownValues(hidden=h))
         for h in ((), ("item", "shop"))
     )
     assert {name.partition(": ")[0] for name in set(every) - set(shown)} == {"item", "shop"}
@@ -187,7 +187,7 @@ def test_columns_of_users_are_not_cut_by_value():
 
 def test_people_see_slices_that_speak_most_against_candidate_first():
     rows = scored(seconds=86_400.0)
-    slices = cut_slices(rows, is_first_round=False, shown=ShownValues())
+    slices = slice_masks(rows, is_first_run=False, shown=ShownValues())
     shown = measure_slices(rows, slices, {"user: missing": 0.3, "hour: 09": 0.01})
     assert [part.name for part in shown[:2]] == ["hour: 09", "user: missing"]
     assert len(shown) == MAX_SHOWN < len(slices)
@@ -196,7 +196,7 @@ def test_people_see_slices_that_speak_most_against_candidate_first():
 def test_hours_are_those_of_day_and_column_of_one_value_is_not_cut():
     rows = scored(seconds=3 * 86_400)
     rows.categories[:, 0] = 7
-    names = cut_slices(rows, is_first_round=False, shown=ShownValues())
+    names = slice_masks(rows, is_first_run=False, shown=ShownValues())
     assert [name for name in names if name.startswith("hour")] == [
         f"hour: {hour:02}" for hour in range(24)
     ]
@@ -204,9 +204,9 @@ def test_hours_are_those_of_day_and_column_of_one_value_is_not_cut():
 
 
 def test_first_round_has_no_slice_of_new_categories():
-    names = cut_slices(scored(), is_first_round=True, shown=ShownValues())
-    words = cut_slices(
-        scored(), is_first_round=True, shown=ShownValues(words={"item": {5: "missing"}})
+    names = slice_masks(scored(), is_first_run=True, shown=ShownValues())
+    words = slice_masks(
+        scored(), is_first_run=True, shown=ShownValues(texts={"item": {5: "missing"}})
     )
     assert {"item: 'missing'", "item: missing"} <= set(words)
     np.testing.assert_array_equal(words["item: 'missing'"], names["item: 5"])
@@ -220,7 +220,7 @@ def test_slice_without_clicks_has_no_number():
     rows = scored(40)
     rows.labels[:] = 0
     for part in measure_slices(
-        rows, cut_slices(rows, is_first_round=False, shown=ShownValues()), {}
+        rows, slice_masks(rows, is_first_run=False, shown=ShownValues()), {}
     ):
         assert (
             part.candidate.auc,

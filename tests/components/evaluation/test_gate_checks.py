@@ -94,4 +94,4 @@ def test_auc_without_interval_is_inconclusive():
     labels = np.array([0, 1] * 200, np.int8)
     auc, _ = decided(labels, [labels * 0.8 + 0.1]).checks
     assert (auc.name, auc.value, auc.interval, auc.result) == ("AUC", None, None, "inconclusive")
-    assert "no interval" in auc.detail
+    assert "the interval is undefined" in auc.detail

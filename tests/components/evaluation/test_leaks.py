@@ -151,7 +151,7 @@ def test_column_that_decides_label_alone_is_named(make_raw, kind):
     column, leak = LEAKS[kind]
     aucs = column_aucs(make_raw(column, leak))
     assert [name for name, auc in aucs.items() if auc > 0.99] == [column]
-    assert f"{column} ({aucs[column]:.4f}) decides the label alone" in describe_leak(0.997, aucs)
+    assert f"{column} ({aucs[column]:.4f}) predicts the label alone" in describe_leak(0.997, aucs)
 
 
 def test_clean_columns_have_their_own_aucs_and_none_is_named(make_raw):
@@ -165,7 +165,7 @@ def test_clean_columns_have_their_own_aucs_and_none_is_named(make_raw):
     sentence = describe_leak(0.9934, aucs)
     assert "auc 0.9934 is above 0.99" in sentence
     assert (
-        f"no column decides the label alone, price comes closest with {aucs['price']:.4f}"
+        f"no column predicts the label alone, price comes closest with {aucs['price']:.4f}"
         in sentence
     )
 
@@ -225,14 +225,14 @@ def test_gate_passes_and_warns_of_leaking_column_in_verdict_page_and_note(make_r
     assert (verdict.decision, verdict.accepted) == ("pass", True)
     assert 0.99 < verdict.candidate.auc < 1
     (warning,) = verdict.warnings
-    assert f"{leak} (1.0000) decides the label alone" in warning
+    assert f"{leak} (1.0000) predicts the label alone" in warning
     assert "`evergreen run --from-scratch`" in warning
     assert next(iter(verdict.column_aucs)) == leak
     assert json.loads(made.path("verdict").read_text())["column_aucs"][leak] == 1.0
     (note,) = read_notes(made.store, made.run)
     assert note.reason == f"{verdict.reason}; WARNING: {warning}"
     page = made.path("report.html").read_text()
-    assert f"{leak} (1.0000) decides the label alone" in page
+    assert f"{leak} (1.0000) predicts the label alone" in page
     assert "each column alone, on the held-out rows" in page
 
 
@@ -240,7 +240,7 @@ def test_gate_says_that_no_single_column_explains_such_auc(make_round):
     made = leaking_round(make_round, "")
     assert main(made.flags()) == 0
     (warning,) = Verdict.read(made.path("verdict")).warnings
-    assert "no column decides the label alone" in warning
+    assert "no column predicts the label alone" in warning
 
 
 def test_believable_auc_is_no_warning_and_measures_no_column(make_round):

@@ -231,11 +231,11 @@ def damage_pages_of_encoded_file(made):
         (swap_two_encoded_files, "labels of raw and encoded holdout differ in"),
         (
             lambda m: m.change("training_set", raw_digest="other"),
-            "training set is of raw data other, expected digest",
+            "training set has raw rows with digest other, expected digest digest",
         ),
         (
             lambda m: m.change("model", raw_digest="other"),
-            "model candidate is of raw data other, expected digest",
+            "model candidate was trained on raw rows with digest other, expected digest digest",
         ),
         (lambda m: m.change("model", slot_sizes=[9] * 4), "has 36 ids"),
         (truncate_weights, r"weights with .* has sha256 .* as in the manifest of model candidate"),
@@ -289,7 +289,7 @@ def test_champion_that_extraction_did_not_know_is_no_opponent(
     assert main(made.flags(champion=reference)) == 1
     assert note_of(made).state == "refused"
     found = "champion-model" if reference == "current" else "none"
-    reason = f"champion is {found}, expected {extracted or 'none'} as when"
+    reason = f"champion is {found}, expected {extracted or 'none'}: the champion changed"
     assert reason in capsys.readouterr().err
     assert reason in made.path("report.html").read_text(), (
         "Kubeflow shows an error if the report is missing"
@@ -475,5 +475,6 @@ def test_old_rows_that_only_one_side_knows_are_refused(forgetful, capsys):
     made.change("training_set", replay_holdout_uri=None, num_replay_holdout_rows=0)
     assert main(made.flags()) == 2
     assert (
-        "raw dataset has 1500 old rows held out and the training set 0" in capsys.readouterr().err
+        "raw dataset has 1500 old holdout rows and the training set has 0"
+        in capsys.readouterr().err
     )

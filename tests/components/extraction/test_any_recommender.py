@@ -22,8 +22,8 @@ from evergreen.config.data import WEIGHT, ColumnNames
 from evergreen.config.features import CategoricalOptions, Features, ListOptions
 from evergreen.config.spec import Recommender
 from evergreen.contracts import criteo, raw_rows
+from evergreen.contracts.category_texts import read_texts
 from evergreen.contracts.raw_rows import category_matrix
-from evergreen.contracts.words import read_words
 from evergreen.rows.forms import find_reader
 from evergreen.rows.parquet import RawParquet
 from evergreen.rows.raw_schema import MalformedRows, excluded_columns, raw_schema
@@ -501,7 +501,7 @@ def test_day_is_back_filled_by_files_of_lake_of_same_recommender(tmp_path):
         )
 
 
-WORDS = Features(
+STRING_FEATURES = Features(
     numeric=("price",),
     categorical=("item", "user"),
     categorical_options={"item": CategoricalOptions(type="string")},
@@ -563,7 +563,7 @@ def test_lake_keeps_every_form_of_category_and_readers_see_categories(form, tmp_
             table = table.rename_columns({"label": "clicked"} if "lake" not in form else {})
         pq.write_table(table, path := tmp_path / "clicks.parquet")
     named = ColumnNames(label="clicked") if form in ("parquet", "bytes") else ColumnNames()
-    reader = find_reader(path, recommender(WORDS, data=named))
+    reader = find_reader(path, recommender(STRING_FEATURES, data=named))
     with MalformedRows(tmp_path / "malformed.jsonl") as malformed:
         batches = list(reader.batches(malformed))
     assert malformed.num_rows == 0
@@ -576,7 +576,7 @@ def test_lake_keeps_every_form_of_category_and_readers_see_categories(form, tmp_
     assert rows_of_lake["user"].to_pylist() == USERS
     pq.write_table(rows_of_lake, path)
     with MalformedRows(tmp_path / "malformed.jsonl") as malformed:
-        (batch,) = RawParquet(path=path, features=WORDS).batches(malformed)
+        (batch,) = RawParquet(path=path, features=STRING_FEATURES).batches(malformed)
     assert [(row["item"], row["user"]) for row in batch.to_pylist()] == expected_categories()
 
 
@@ -612,16 +612,19 @@ def test_lake_and_client_make_same_categories_of_values_of_any_type(tmp_path, na
         for i in range(3)
     ]
     table = pa.Table.from_pylist(rows)
-    for each in WORDS.categorical:
+    for each in STRING_FEATURES.categorical:
         table = table.append_column(each, pa.array(values) if each == name else pa.nulls(3))
     pq.write_table(table, tmp_path / "part.parquet")
     with MalformedRows(tmp_path / "malformed.jsonl") as malformed:
-        (batch,) = RawParquet(path=tmp_path / "part.parquet", features=WORDS).batches(malformed)
+        (batch,) = RawParquet(path=tmp_path / "part.parquet", features=STRING_FEATURES).batches(
+            malformed
+        )
     in_client = feature_rows(
-        {"price": [1.0] * 3, **{each: table[each] for each in WORDS.categorical}}, WORDS
+        {"price": [1.0] * 3, **{each: table[each] for each in STRING_FEATURES.categorical}},
+        STRING_FEATURES,
     ).categorical
     assert (
-        in_client[:, WORDS.categorical.index(name)].tolist()
+        in_client[:, STRING_FEATURES.categorical.index(name)].tolist()
         == batch.column(name).fill_null(-1).to_pylist()
     )
     assert in_client.max() >= 0
@@ -638,9 +641,11 @@ def test_booleans_are_two_categories_in_lake_and_client_in_any_spelling(
     tmp_path, name, values, is_list
 ):
     kept = {"item": pa.string(), "user": pa.int64()}[name]
-    features = WORDS
+    features = STRING_FEATURES
     if is_list:
-        features = replace(WORDS, lists=("tags",), list_options={"tags": ListOptions(table=name)})
+        features = replace(
+            STRING_FEATURES, lists=("tags",), list_options={"tags": ListOptions(table=name)}
+        )
     column = "tags" if is_list else name
     rows = [
         {"label": i % 2, "price": 1.0, "request_id": f"q{i}", "row": 0, "event_time": DAY}
@@ -651,15 +656,15 @@ def test_booleans_are_two_categories_in_lake_and_client_in_any_spelling(
     table = table.drop_columns([column] if not is_list else []).append_column(column, own)
     pq.write_table(table, path := tmp_path / "part.parquet")
     expected = [1, 0]  # other programs write booleans as 1 and 0
-    for with_words in (
+    for with_strings in (
         True,
         False,
     ):  # the file is in the raw schema, and is then read as a file of the lake
         with MalformedRows(tmp_path / "malformed.jsonl") as malformed:
-            (batch,) = RawParquet(path=path, features=features, with_words=with_words).batches(
+            (batch,) = RawParquet(path=path, features=features, with_strings=with_strings).batches(
                 malformed
             )
-        held = kept if with_words else pa.int64()
+        held = kept if with_strings else pa.int64()
         assert batch.schema.field(column).type == (pa.list_(held) if is_list else held)
         pq.write_table(pa.Table.from_batches([batch]), path := tmp_path / "lake.parquet")
     found = batch.column(column).to_pylist()
@@ -690,7 +695,9 @@ def test_booleans_are_two_categories_in_lake_and_client_in_any_spelling(
     ],
 )
 def test_floats_ambiguous_as_ids_are_refused_in_lake_and_client(tmp_path, name, values, message):
-    features = replace(WORDS, lists=("tags",), list_options={"tags": ListOptions(table="user")})
+    features = replace(
+        STRING_FEATURES, lists=("tags",), list_options={"tags": ListOptions(table="user")}
+    )
     rows = [
         {"label": i, "price": 1.0, "request_id": f"q{i}", "row": 0, "event_time": DAY}
         for i in range(2)
@@ -705,12 +712,16 @@ def test_floats_ambiguous_as_ids_are_refused_in_lake_and_client(tmp_path, name, 
     for each, column in own.items():
         table = table.append_column(each, column)
     pq.write_table(table, path := tmp_path / "part.parquet")
-    for with_words in (True, False):
+    for with_strings in (True, False):
         with (
             MalformedRows(tmp_path / "malformed.jsonl") as malformed,
             pytest.raises(ContractError, match=message) as said,
         ):
-            list(RawParquet(path=path, features=features, with_words=with_words).batches(malformed))
+            list(
+                RawParquet(path=path, features=features, with_strings=with_strings).batches(
+                    malformed
+                )
+            )
         assert f"part.parquet has {name} of type" in str(said.value)
     arrays = [own[name], own[name].to_pylist() if values.type == pa.float64() else own[name]]
     if name != "tags":
@@ -724,25 +735,27 @@ def test_floats_ambiguous_as_ids_are_refused_in_lake_and_client(tmp_path, name, 
 
 def test_missing_words_of_lake_are_missing_in_every_kind_of_column(tmp_path):
     words = ["NULL", r"\N", "N/A", "?", " ", "#N/A"]
-    features = replace(WORDS, lists=("tags",), list_options={"tags": ListOptions(type="string")})
+    features = replace(
+        STRING_FEATURES, lists=("tags",), list_options={"tags": ListOptions(type="string")}
+    )
     rows = [
         {"label": i % 2, "price": word, "item": word, "user": word, "tags": [word, "red"]}
         | {"request_id": f"q{i}", "row": 0, "event_time": DAY}
         for i, word in enumerate(words)
     ]
     pq.write_table(pa.Table.from_pylist(rows), path := tmp_path / "part.parquet")
-    for with_words in (True, False):
+    for with_strings in (True, False):
         with MalformedRows(tmp_path / "malformed.jsonl") as malformed:
-            (batch,) = RawParquet(path=path, features=features, with_words=with_words).batches(
+            (batch,) = RawParquet(path=path, features=features, with_strings=with_strings).batches(
                 malformed
             )
         assert malformed.num_rows == 0
         assert [batch.column(each).null_count for each in ("price", "item", "user")] == [
             len(words)
         ] * 3
-        assert batch.column("tags").to_pylist() == [["red" if with_words else hashed("red")]] * len(
-            words
-        )
+        assert batch.column("tags").to_pylist() == [
+            ["red" if with_strings else hashed("red")]
+        ] * len(words)
     in_client = feature_rows(
         [{name: row[name] for name in features.names} for row in rows], features
     )
@@ -753,9 +766,11 @@ def test_missing_words_of_lake_are_missing_in_every_kind_of_column(tmp_path):
 
 def test_extraction_notes_words_of_windows_rows_but_no_users(tmp_path):
     features = replace(
-        WORDS,
+        STRING_FEATURES,
         lists=("tags", "friends"),
-        categorical_options=dict.fromkeys(WORDS.categorical, CategoricalOptions(type="string")),
+        categorical_options=dict.fromkeys(
+            STRING_FEATURES.categorical, CategoricalOptions(type="string")
+        ),
         list_options={"tags": ListOptions(type="string"), "friends": ListOptions(table="user")},
     )
     rows = [
@@ -780,16 +795,16 @@ def test_extraction_notes_words_of_windows_rows_but_no_users(tmp_path):
     opened = Lake(files=LakeFiles(FolderObjects(lake)))
     window = TimeSpan(None, to_micros(rows[-1]["event_time"]))
     dataset = extract(opened, window, folder=tmp_path / "out", recommender=described)
-    assert read_words(local_path(dataset.words_uri)) == {
+    assert read_texts(local_path(dataset.texts_uri)) == {
         "item": {hashed("red shoe"): "red shoe", hashed("hat"): "hat"},
         "tags": {hashed("new"): "new", hashed("hat"): "hat"},
     }
-    assert list(json.loads((tmp_path / "out" / "words.json").read_text())["item"]) == [
+    assert list(json.loads((tmp_path / "out" / "texts.json").read_text())["item"]) == [
         "red shoe",
         "hat",
     ]
     write_lake(tmp_path / "numbers", shop_rows(60), SHOP)
-    assert extracted(tmp_path / "numbers", SHOP, tmp_path / "no words").words_uri is None
+    assert extracted(tmp_path / "numbers", SHOP, tmp_path / "no words").texts_uri is None
 
 
 LISTS = Features(

@@ -317,7 +317,7 @@ def test_disk_without_room_is_reported_before_anything_is_fetched(
     here = cached(tmp_path / "work")
     cloud_storage.seen.clear()
     needed = sum(p.stat().st_size for p in big_lake.glob("day=2026-03-0[23]/*"))
-    with raises(PermanentError, "2 files", URI, f"{needed} bytes", needed - 1, "free"):
+    with raises(PermanentError, "2 files", URI, f"{needed} more bytes", needed - 1, "free"):
         extract_lake(URI, tmp_path / "work", TimeSpan(), opened={"free": lambda folder: needed - 1})
     assert fetched(cloud_storage.seen) == {}
     assert cached(tmp_path / "work") == here

@@ -73,10 +73,10 @@ def test_champion_whose_columns_are_gone_is_refused_before_any_read(
     accept_into(tmp_path / "my store", fewer)
     for parent, way in (("none", "--from-scratch"), ("current", "-p champion=none")):
         assert run_main(flags, parent=parent) == 2
-        assert "columns ['age'] of the champion m1 are none of this run's" in (
+        assert "the champion m1 needs columns ['age'], which this run does not have" in (
             said := capsys.readouterr().err
         )
-        assert f"to compare without it, run it again with `{way}`" in said
+        assert f"to run without a champion, run it again with `{way}`" in said
     assert run_main(flags, parent="none", champion="none") == 0
 
 

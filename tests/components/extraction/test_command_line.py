@@ -70,17 +70,17 @@ def test_window_without_unseen_rows_is_refused_with_one_that_would_do(
     assert run_main(flags, **asked) == 2
     message = capsys.readouterr().err
     assert (
-        "holds 6 rows newer than 2026-03-02T12:00:00+00:00, up to which m1 was trained, "
+        "has 6 rows after 2026-03-02T12:00:00+00:00, the time of the newest training row of m1, "
         "expected at least 10" in message
     )
-    (would_do,) = re.findall(r"a window_end of (\S+) or later would do", message)
+    (would_do,) = re.findall(r"use a window_end of (\S+) or later", message)
     assert run_main(flags, **{**asked, "window_end": would_do}) == 0
     dataset = RawDataset.read(flags["--output"])
     assert (dataset.num_train_rows, dataset.num_holdout_rows) == (751, 10)
     released("2026-03-02T23:50:00+00:00", model_id="m2", version=2)
     assert run_main(flags, parent="none") == 2
     refused = capsys.readouterr().err
-    assert "the lake holds 3 such rows, so no window would do before more have come" in refused
+    assert "the lake has only 3 such rows: bring more rows by `evergreen data ingest`" in refused
     assert flags_to_run_again(refused) == ["--from-scratch"]
     assert run_main(flags, parent="none", champion="none") == 0
 
@@ -98,7 +98,7 @@ REFUSED = {
     **{
         reference: (
             {"parent": reference},
-            f"parent is {reference!r}, which names 2 models, expected one: models cannot",
+            f"parent is {reference!r}, which names 2 models, expected one, because models cannot",
         )
         for reference in ("m1,m2", "current, m2", "m1 m2")
     },
@@ -123,7 +123,7 @@ REFUSED = {
     "negative late days": ({"late_days": "-1"}, "late_days is -1, expected 0"),
     "nothing mature": (
         {"attribution_hours": "99", "window_start": "2026-03-01"},
-        "holds no mature row",
+        "has no mature row",
     ),
     "no hours": (
         {"attribution_hours": "nan"},

@@ -194,11 +194,11 @@ def test_keys_that_do_not_name_one_row_are_refused_with_example(lake, run_step, 
         run_step(lake(a=sessions))
     text = str(caught.value)
     assert (
-        "300 of 400 rows (75.00%) have the request_id and row of another row with other features"
-        in text
+        "300 of 400 rows (75.00%) have the same request_id and row as another row but other "
+        "features" in text
     )
     assert "expected at most 1.00% (extraction.max_conflicting_fraction)" in text
-    assert "such as request_id 's" in text
+    assert "for example request_id 's" in text
     dataset = run_step(lake(a=sessions), max_conflicting_fraction=0.75)
     assert (dataset.num_conflicting, dataset.num_train_rows + dataset.num_holdout_rows) == (
         300,

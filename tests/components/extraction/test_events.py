@@ -161,7 +161,7 @@ def test_rows_without_times_are_refused_in_lake_with_times_unless_allowed(tmp_pa
     again = run(tmp_path, tmp_path / "a.csv", data=names, **days)
     assert first == again  # repeating the import replaces the file's own rows
     write(tmp_path / "b.csv", [*made, *[{**row, "price": 7777} for row in made]])
-    with raises(ContractError, "300 of 600 rows", "already", "--keep-repeated"):
+    with raises(ContractError, "300 of 600 rows", "equal rows of other files", "--keep-repeated"):
         run(tmp_path, tmp_path / "b.csv", data=names, **days)
     done = run(tmp_path, tmp_path / "b.csv", data=names, keep_repeated=True, **days)
     assert (done.rows, done.already_in_lake) == (600, 0)
@@ -225,7 +225,17 @@ def test_another_file_of_same_name_and_size_takes_no_rows_place(tmp_path):
 
 ODD = Features(
     numeric=("Score", "_time", "Position"),
-    categorical=("a", "A", "Label", "place", "time", "day", "_place", "request", "spread_time"),
+    categorical=(
+        "a",
+        "A",
+        "Label",
+        "row_position",
+        "time",
+        "day",
+        "_position",
+        "request",
+        "spread_time",
+    ),
     lists=("tags", "Tags"),
 )
 
@@ -355,7 +365,7 @@ def test_requests_without_numbers_in_another_order_are_refused_not_mixed(tmp_pat
     other = [row for at in range(0, 300, 3) for row in made[at : at + 3][::-1]]
     with pytest.raises(
         ContractError,
-        match=r"2\d\d of \d+ rows have the request and row of a row in the lake .*data.row",
+        match=r"2\d\d of \d+ rows have the same request and row number as a row .*data.row",
     ):
         run(tmp_path, write(tmp_path / "b.csv", other), data=names)
     assert len(in_lake(tmp_path)) == 300

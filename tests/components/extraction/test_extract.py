@@ -89,8 +89,8 @@ def test_empty_window_names_itself_and_what_lake_holds(lake, run_step):
         "window [2027-01-01T00:00:00+00:00, 2027-01-02T00:00:00+00:00) holds no rows, expected at "
         "least 10; "
         f"lake {lake.files.name} holds days 2026-03-01 to 2026-03-02: bring more rows by "
-        "`evergreen data ingest`, or ask "
-        "for others by window_start and window_end"
+        "`evergreen data ingest`, or select "
+        "other rows by window_start and window_end"
     )
 
 

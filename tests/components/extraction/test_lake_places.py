@@ -53,7 +53,7 @@ def test_file_without_place_is_named_and_refused_unless_passed_over(lake, name, 
     with pytest.raises(ContractError) as caught:
         opened(lake)
     assert (
-        f"holds 1 files where no rows are read: {name}; expected regular files "
+        f"has 1 unexpected files: {name}; expected only regular files "
         "day=YYYY-MM-DD/*.parquet" in str(caught.value)
     )
     assert f"""--set 'extraction.ignore=["{pattern}"]'""" in str(caught.value), (
@@ -102,13 +102,15 @@ def test_many_files_are_counted_and_first_named(lake):
     (lake / "dt=2026-03-03").mkdir()
     for k in range(9):
         (lake / "dt=2026-03-03" / f"part-{k}.parquet").touch()
-    with raises(ContractError, "9 files", "dt=2026-03-03/part-4.parquet and 4 more"):
+    with raises(ContractError, "9 unexpected files", "dt=2026-03-03/part-4.parquet and 4 more"):
         opened(lake)
 
 
 def test_pipe_among_days_files_is_named_and_not_waited_for(lake):
     os.mkfifo(lake / "day=2026-03-01" / "part-9.parquet")
-    with raises(ContractError, "1 files", "day=2026-03-01/part-9.parquet", "regular files"):
+    with raises(
+        ContractError, "1 unexpected files", "day=2026-03-01/part-9.parquet", "regular files"
+    ):
         opened(lake)
     assert len(opened(lake, ["*/part-9.parquet"]).days) == 2
 
@@ -117,7 +119,7 @@ def test_run_passes_over_what_its_settings_name(flags, run_main, tmp_path, capsy
     (tmp_path / "my lake" / "notes").mkdir()
     (tmp_path / "my lake" / "notes" / "readme.md").touch()
     assert run_main(flags) == 2
-    assert "holds 1 files where no rows are read: notes/readme.md" in capsys.readouterr().err
+    assert "has 1 unexpected files: notes/readme.md" in capsys.readouterr().err
     assert run_main(flags, settings="'extraction.ignore=[\"notes/*\"]'") == 0
 
 

@@ -126,13 +126,12 @@ def test_unseen_files_older_than_late_days_are_named_and_read_on_request(rounds,
         assert (dataset.num_left_files, dataset.num_left_rows) == (2, 200)
         assert dataset.num_late_rows == (40 if end == 100 else 0)
     sentence = (
-        "2 files with about 200 rows of 2026-03-01 to 2026-03-02 were not seen by this lineage and "
-        "are older than "
-        "late_days=1: their rows are not read; a window_start of 2026-03-01 or --set "
-        "extraction.late_days="
+        "2 files with about 200 rows of the days 2026-03-01 to 2026-03-02 are not read, because "
+        "the lineage has not seen them and they are older than late_days=1. To read them, use a "
+        "window_start of 2026-03-01 or --set extraction.late_days="
     )
     assert caplog.text.count(sentence) == 3
-    assert "The first: day=2026-03-01/b.parquet" in caplog.text
+    assert "First file: day=2026-03-01/b.parquet" in caplog.text
     rounds.add(between(108, 112), "d.parquet")
     dataset = rounds.turn(late_days="4")
     assert (dataset.num_late_rows, dataset.num_left_files, dataset.num_left_rows) == (200, 0, 0)
@@ -173,7 +172,7 @@ def test_file_that_was_changed_is_told_and_not_learnt(rounds, between, caplog):
         dataset = rounds.turn()
     assert dataset.num_late_rows == 0
     assert "day=2026-03-02/a.parquet has" in caplog.text
-    assert "changed rows are not read" in caplog.text
+    assert "Changed rows are not read" in caplog.text
 
 
 def test_click_in_late_copy_of_learned_row_is_counted_and_named(rounds, between, caplog):

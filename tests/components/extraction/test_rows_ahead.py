@@ -142,7 +142,7 @@ def test_model_that_learned_ahead_of_clock_is_refused_with_way_out(
     message = capsys.readouterr().err
     assert (
         "model m1 was trained on rows up to 2099-12-31T00:00:00+00:00, "
-        "later than 2026-03-02T17:00:00" in message
+        "expected rows before 2026-03-02T17:00:00" in message
     )
     assert "run it again with `--from-scratch`" in message
     assert turn(parent="none", champion="none").watermark < "2026-03-03"

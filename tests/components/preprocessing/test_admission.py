@@ -21,7 +21,7 @@ def make_columns(seed=0):
         vocabulary[::4] = TOMBSTONE
         times = random.integers(0, 2**51, (2, size))
         known = Candidates(
-            categories=waiting, sightings=random.integers(1, 2**40, size), last_seen=times[1]
+            categories=waiting, frequencies=random.integers(1, 2**40, size), last_seen=times[1]
         )
         columns.append(Column(vocabulary=vocabulary, last_seen=times[0], candidates=known))
     return columns
@@ -33,7 +33,7 @@ def same(left, right):
             c.vocabulary,
             c.last_seen,
             c.candidates.categories,
-            c.candidates.sightings,
+            c.candidates.frequencies,
             c.candidates.last_seen,
         )
         for c in (left, right)

@@ -15,7 +15,7 @@ def test_ids_survive_rounds_in_which_categories_vanish_and_return(
     write_raw, run_step, keep_as_model, raw_table, reading
 ):
     windows = [[10, 20, 2**32 - 5], [20, 2**31 + 7, 99], [10, 99, 5, 2**32 - 5]]
-    parent, ids, before, sightings = None, {}, None, Counter()
+    parent, ids, before, frequencies = None, {}, None, Counter()
     for number, values in enumerate(windows):
         column = np.random.default_rng(number).choice(values, 400)
         # Category 777 occurs once per run, and its count reaches the threshold after two runs.
@@ -32,10 +32,10 @@ def test_ids_survive_rounds_in_which_categories_vanish_and_return(
         np.testing.assert_array_equal(
             encoded, [now.get(value, OOV_ID) for value in column.tolist()]
         )
-        sightings.update(column.tolist())
-        new = {value for value in set(column.tolist()) - set(ids) if sightings[value] >= 2}
+        frequencies.update(column.tolist())
+        new = {value for value in set(column.tolist()) - set(ids) if frequencies[value] >= 2}
         assert encoded_set.new_categories[1] == len(new)
-        assert vocabulary[len(ids) :] == sorted(new, key=lambda value: (-sightings[value], value))
+        assert vocabulary[len(ids) :] == sorted(new, key=lambda value: (-frequencies[value], value))
         keep_as_model(
             local_path(encoded_set.workflow_uri), encoded_set.slot_sizes, f"model-{number}"
         )

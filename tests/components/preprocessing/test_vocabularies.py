@@ -25,7 +25,7 @@ def counted(rows):
 
 
 def candidates(column):
-    return dict(zip(column.candidates.categories.tolist(), column.candidates.sightings.tolist()))
+    return dict(zip(column.candidates.categories.tolist(), column.candidates.frequencies.tolist()))
 
 
 class ByHand:
@@ -85,9 +85,11 @@ def test_any_rounds_end_as_by_hand(seed):
 
 def test_round_leaves_parents_column_as_it_was():
     parent = next_column(NEW, *counted([1, 1, 2, 2, 5]), now=DAY, rules=rules())
-    copies = [a.copy() for a in (parent.vocabulary, parent.last_seen, parent.candidates.sightings)]
+    copies = [
+        a.copy() for a in (parent.vocabulary, parent.last_seen, parent.candidates.frequencies)
+    ]
     next_column(parent, *counted([5, 9, 9]), now=50 * DAY, rules=rules(ttl=DAY))
     for copy, array in zip(
-        copies, (parent.vocabulary, parent.last_seen, parent.candidates.sightings)
+        copies, (parent.vocabulary, parent.last_seen, parent.candidates.frequencies)
     ):
         np.testing.assert_array_equal(copy, array)

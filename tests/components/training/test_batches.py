@@ -12,7 +12,7 @@ from components.training import torch_parts
 from components.training.rows import Rows
 from components.training.torch_parts import TablePositions, assemble, lookups_of, made_ahead
 from evergreen.config.features import FeaturePositions, PooledPositions
-from evergreen.networks.files import one_each
+from evergreen.networks.files import one_id_per_slot
 from tests.support.errors import raises
 
 SIZES = np.array([4 + i % 7 for i in range(26)])
@@ -32,7 +32,7 @@ def rows():
 def test_keys_of_table_beyond_32_bits_do_not_collide(rows):
     offsets = OFFSETS + 2**40
     (found,) = assemble(
-        rows, np.arange(50), [TablePositions(slice(None), offsets, one_each(SIZES))]
+        rows, np.arange(50), [TablePositions(slice(None), offsets, one_id_per_slot(SIZES))]
     ).lookups
     np.testing.assert_array_equal(found.table_rows, np.unique((rows.ids + offsets).ravel()))
 
@@ -49,7 +49,7 @@ def test_lookups_name_each_distinct_row_and_its_positions_in_order(sort):
     found = lookups_of(torch.from_numpy(keys))
     rows, inverse = np.unique(keys, return_inverse=True)
     np.testing.assert_array_equal(found.table_rows, rows)
-    np.testing.assert_array_equal(found.taken, inverse)
+    np.testing.assert_array_equal(found.inverse, inverse)
     bags = np.split(found.order.numpy(), found.starts.numpy()[1:])
     for row, bag in zip(rows, bags, strict=True):
         np.testing.assert_array_equal(bag, np.flatnonzero(keys == row))
@@ -66,7 +66,7 @@ def test_padding_of_list_is_not_looked_up_and_mean_divides_by_filled_places(sort
     ids = np.array([[0, 3, 0, 3, 0, 0], [2, 0, 0, 0, 1, 4]], np.int32)
     table = TablePositions(slice(None), np.array([0, 10, 10, 10, 20, 20]), positions)
     found = table.lookups(torch.from_numpy(ids))
-    looked_up = found.table_rows[found.taken].tolist()
+    looked_up = found.table_rows[found.inverse].tolist()
     assert looked_up == [0, 13, 13, 2, 21, 24]
     assert found.bags.tolist() == [0, 1, 3, 3, 4, 4]
     assert found.shares.flatten().tolist() == [1.0, 0.5, 1.0, 1.0, 1.0, 1.0]

@@ -378,8 +378,8 @@ def test_table_whose_lists_are_pooled_in_two_ways_fails_only_in_hugectr(tmp_path
 
 def test_what_no_engine_builds_is_refused(tmp_path):
     for backend, config, sizes, message in (
-        ("pytorch", V1, [5] * 4, "expected 5 of at least 1"),
-        ("pytorch", V1, [5] * 4 + [0], "expected 5 of at least 1"),
+        ("pytorch", V1, [5] * 4, "expected 5 sizes, each at least 1"),
+        ("pytorch", V1, [5] * 4 + [0], "expected 5 sizes, each at least 1"),
         ("hugectr", DLRM, [5] * 5, "network is 'dlrm', expected dcn"),
         (
             "hugectr",

@@ -189,7 +189,7 @@ def half_written(*arguments, new_model=pytorch_engine.new_model, **keywords):
         yield stored
 
 pytorch_engine.new_model = half_written
-pytorch_engine.PytorchEngine.learn = counted(pytorch_engine.PytorchEngine.learn, lambda _: "train")
+pytorch_engine.PytorchEngine.train = counted(pytorch_engine.PytorchEngine.train, lambda _: "train")
 durable.os.replace = counted(os.replace, lambda arguments: os.path.basename(arguments[1]))
 durable.os.rename = counted(os.rename, lambda arguments: os.path.basename(arguments[1]))
 raise SystemExit(main(sys.argv[3:]))

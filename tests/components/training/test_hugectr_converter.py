@@ -17,7 +17,7 @@ from components.training.hugectr.converter import write_for_converter
 from components.training.start import write_initial
 from evergreen.config.features import FeaturePositions, PooledPositions
 from evergreen.config.model import DcnConfig
-from evergreen.networks.files import one_each
+from evergreen.networks.files import one_id_per_slot
 from evergreen.networks.scoring import load_scorer
 from evergreen.runtime.errors import ContractError
 from testing.networks import shaped
@@ -29,16 +29,16 @@ LISTS = FeaturePositions(
 )
 BASE = DcnConfig(num_dense=3, num_categorical=4, embedding_dim=4, num_cross_layers=2, tower=(16, 8))
 SHAPES = {
-    "two cross layers": (BASE, one_each(SIZES)),
+    "two cross layers": (BASE, one_id_per_slot(SIZES)),
     "one cross layer, one hidden layer": (
         replace(BASE, num_cross_layers=1, tower=(8,)),
-        one_each(SIZES),
+        one_id_per_slot(SIZES),
     ),
-    "six cross layers": (replace(BASE, num_cross_layers=6), one_each(SIZES)),
-    "dropout": (replace(BASE, dropout=0.5), one_each(SIZES)),
-    "width 1": (replace(BASE, embedding_dim=1), one_each(SIZES)),
-    "width 128": (replace(BASE, embedding_dim=128), one_each(SIZES)),
-    "two widths": (replace(BASE, widths=(4, 2, 4, 2)), one_each(SIZES)),
+    "six cross layers": (replace(BASE, num_cross_layers=6), one_id_per_slot(SIZES)),
+    "dropout": (replace(BASE, dropout=0.5), one_id_per_slot(SIZES)),
+    "width 1": (replace(BASE, embedding_dim=1), one_id_per_slot(SIZES)),
+    "width 128": (replace(BASE, embedding_dim=128), one_id_per_slot(SIZES)),
+    "two widths": (replace(BASE, widths=(4, 2, 4, 2)), one_id_per_slot(SIZES)),
     "lists": (BASE, LISTS),
     "lists of two widths": (replace(BASE, widths=(3, 5, 3, 5)), LISTS),
 }
@@ -104,7 +104,11 @@ def test_graph_describes_every_number_of_weight_files(tmp_path, config, position
 @pytest.mark.parametrize(
     ("config", "positions", "message"),
     [
-        (replace(BASE, projection_dim=3), one_each(SIZES), "projection_dim is 3, expected 0"),
+        (
+            replace(BASE, projection_dim=3),
+            one_id_per_slot(SIZES),
+            "projection_dim is 3, expected 0",
+        ),
         (
             BASE,
             FeaturePositions((0, 1, 1, 2, 3), (PooledPositions(1, 3, "mean"),)),
@@ -112,7 +116,7 @@ def test_graph_describes_every_number_of_weight_files(tmp_path, config, position
         ),
         (
             shaped("deepfm", {"embedding_dim": 4, "tower": (8,)}, num_dense=3, num_categorical=4),
-            one_each(SIZES),
+            one_id_per_slot(SIZES),
             "network is 'deepfm', expected dcn",
         ),
     ],
@@ -128,7 +132,7 @@ def test_model_that_converter_misreads_is_refused(tmp_path, config, positions, m
 
 def test_command_writes_new_folder_and_refuses_existing_one(tmp_path, monkeypatch):
     monkeypatch.setattr(export, "verified_part", lambda model, part: tmp_path / "weights")
-    positions = one_each(SIZES)
+    positions = one_id_per_slot(SIZES)
     expected = exported(tmp_path, BASE, positions)
     features = SimpleNamespace(id_positions=positions, id_names=("c0", "c1", "c2", "c3"))
     model = SimpleNamespace(

@@ -21,7 +21,7 @@ def training_set(planted, make_training_set):
         ("double_fate.abort('row count')", ["row count", "was killed by SIGABRT"]),
         (
             "double_fate.hang('the thread ended')",
-            ["the thread ended", "in train", "did not return within solver.call_minutes"],
+            ["the thread ended", "in train", "took longer than solver.call_minutes"],
         ),
     ],
     ids=["abort", "hang"],

@@ -11,7 +11,7 @@ import pytest
 from components.training import step
 from components.training.checkpoint import CheckpointFolder
 from components.training.preemption import stop_on_sigterm
-from components.training.step import forget_checkpoint
+from components.training.step import remove_checkpoint
 from evergreen.config.training import TrainingSettings
 from evergreen.runtime.durable import sha256_tree
 from evergreen.runtime.errors import PermanentError, Preempted
@@ -65,7 +65,7 @@ def test_weights_half_gone_to_store_on_another_disk_are_not_published(
 ):
     whole = run()
     shutil.rmtree(tmp_path / "store")
-    forget_checkpoint(tmp_path / "work", "r")
+    remove_checkpoint(tmp_path / "work", "r")
     rename, rmtree = os.rename, shutil.rmtree
 
     def across_disks(source, target, **keywords):
@@ -94,7 +94,7 @@ def test_run_killed_while_it_forgets_its_checkpoint_is_made_again(run, tmp_path,
     first = run()
     killed_removing("checkpoint")
     with pytest.raises(Killed):
-        forget_checkpoint(tmp_path / "work", "r")
+        remove_checkpoint(tmp_path / "work", "r")
     assert run() == first
 
 
@@ -135,7 +135,7 @@ def test_sigterm_during_publish_leaves_no_model_and_retry_publishes_same(
 ):
     whole = run()
     shutil.rmtree(tmp_path / "store")
-    forget_checkpoint(tmp_path / "work", "r")
+    remove_checkpoint(tmp_path / "work", "r")
     copy_parts = step._copy_parts
 
     def asked_to_end(*arguments):

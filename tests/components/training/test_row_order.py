@@ -14,8 +14,8 @@ def part(num_new, num_replayed=0, available=0):
 @pytest.fixture
 def small_windows(monkeypatch):
     """Defines that a pass of more than 64 rows is a long pass."""
-    monkeypatch.setattr(row_order, "_RUN_ROWS", 8)
-    monkeypatch.setattr(row_order, "_MOST_RUNS", 8)
+    monkeypatch.setattr(row_order, "_BLOCK_ROWS", 8)
+    monkeypatch.setattr(row_order, "_MAX_BLOCKS", 8)
 
 
 @pytest.mark.parametrize("num_rows", [1, 64, 65, 128, 129, 1000, 1003])

@@ -137,9 +137,9 @@ def test_full_gpu_memory_is_failure_that_names_sizes(step, training_set, capsys,
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (3 << 29, 80 << 30))
     assert step(training_set)[0] == ExitCode.FAILED
     text = capsys.readouterr().err
-    assert "error: the GPU has 1.5 GiB free of 80.0 GiB" in text
-    assert f"({sum(training_set.slot_sizes):,} x 4) need 0.0 GiB" in text
-    assert "each batch has up to 256 rows" in text
+    assert "error: the GPU has too little memory: 1.5 of 80.0 GiB are free" in text
+    assert f"({sum(training_set.slot_sizes):,} x 4) with Adam's moments need 0.0 GiB" in text
+    assert "batches of 256 rows" in text
     assert text.rstrip().endswith("CUDA out of memory. Tried to allocate 2.00 GiB.")
 
 

@@ -19,7 +19,7 @@ import torch
 from components.training.torchrec import launch
 from evergreen.config.model import DcnConfig, config_from_document
 from evergreen.config.training import TrainingSettings
-from evergreen.networks.files import one_each, open_model
+from evergreen.networks.files import one_id_per_slot, open_model
 from evergreen.networks.scoring import load_scorer
 from evergreen.registry.runs import read_notes
 from evergreen.runtime.errors import PermanentError
@@ -184,9 +184,9 @@ def test_full_gpu_memory_of_any_worker_names_sizes(
     assert "Traceback" not in done.stderr
     (note,) = read_notes(tmp_path / "a store", "r1")
     for text in (done.stderr, note.reason):
-        assert "the GPU has 1.5 GiB free of 80.0 GiB, which is too little: the tables" in text
-        assert f"({sum(training_set.slot_sizes):,} x 4) need" in text
-        assert "each batch has up to 256 rows" in text
+        assert "the GPU has too little memory: 1.5 of 80.0 GiB are free, and the tables" in text
+        assert f"({sum(training_set.slot_sizes):,} x 4) with Adam's moments need" in text
+        assert "batches of 256 rows" in text
         assert "CUDA out of memory. Tried to allocate 2.00 GiB." in text
 
 
@@ -224,7 +224,7 @@ def test_table_of_billion_rows_is_split_by_columns_without_using_memory():
         [1_000_000_000, 1_000],
         DcnConfig(num_dense=1, num_categorical=2, embedding_dim=16),
     )
-    tables = table_collection(sizes, one_each(sizes), config)
+    tables = table_collection(sizes, one_id_per_slot(sizes), config)
     topology = Topology(8, "cuda", hbm_cap=80 << 30, local_world_size=8)
     planner = planner_of(topology, tables, batch_size=4096, sharding=[TABLE_WISE, COLUMN_WISE])
     (planned,) = planner.plan(tables, [Sharder()]).plan.values()

@@ -165,7 +165,8 @@ def test_feature_that_changed_its_kind_is_refused_by_name(step, write, release_m
     code, _ = step(write(shop_rows(changed, seed=1), changed, "second"), run="r2")
     assert code == 2
     assert (
-        "feature item is numeric, was categorical in the champion's rows" in capsys.readouterr().err
+        "feature item is numeric, and was categorical in the champion's rows"
+        in capsys.readouterr().err
     )
 
 
@@ -206,7 +207,9 @@ def test_lists_are_compared_and_quarantined_by_elements_and_may_grow(
     _, first = step(write(trained, LISTS, "first"), f"--served={tmp_path / 'archive'}")
     (found,) = [finding for finding in first.findings if finding.rule == "skew"]
     differing = sum((each or [])[-1:] != [5] for each in trained["last"].to_pylist())
-    assert f"last is not what was served in {differing:,} of 3,000 joined rows" in found.detail
+    assert (
+        f"last differs from the served value in {differing:,} of 3,000 joined rows" in found.detail
+    )
     schema = read_schema(local_path(first.schema_uri))
     (tags,) = (feature for feature in schema.feature if feature.name == "tags")
     tags.string_domain.value.extend(str(value) for value in range(19))
@@ -229,8 +232,8 @@ def test_people_are_shown_words_and_no_user(step, write, release_model, tmp_path
         list_options={"friends": ListOptions(table="user")},
     )
     words = [f"item {i}" for i in range(20)]
-    (tmp_path / "words.json").write_text(json.dumps({"item": words}))
-    facts = {"data": ColumnNames(user="user"), "words_uri": (tmp_path / "words.json").as_uri()}
+    (tmp_path / "texts.json").write_text(json.dumps({"item": words}))
+    facts = {"data": ColumnNames(user="user"), "texts_uri": (tmp_path / "texts.json").as_uri()}
     items, users, moved = (
         np.array([category_of(word) for word in words]),
         np.arange(20) + 77_100_200,

@@ -266,9 +266,9 @@ def test_rows_and_results_pass_through_bucket_that_is_emptied_afterwards(files, 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("--project=p", "lack --runner, --temp_location"),
+        ("--project=p", "missing options are --runner, --temp_location"),
         ("--runner=NoRunner --temp_location=/tmp", "cannot be used: .*NoRunner"),
-        ("--runner=DirectRunner --bogus=1", "unknown ones: bogus"),
+        ("--runner=DirectRunner --bogus=1", "unknown options are bogus"),
         ("--runner=DirectRunner --temp_location=nowhere://b/t", "nowhere"),
         ("--runner=DataflowRunner --num_workers=many", "invalid int value: 'many'"),
         ("--runner='DirectRunner", "No closing quotation"),
@@ -288,7 +288,9 @@ def test_options_that_runner_lacks_are_refused_before_anything_runs(text, messag
 
 def test_python_under_path_with_space_starts_no_processes(monkeypatch):
     monkeypatch.setattr(sys, "executable", "/home/a user/bin/python")
-    with pytest.raises(ContractError, match="'/home/a user/bin/python', expected no spaces there"):
+    with pytest.raises(
+        ContractError, match="'/home/a user/bin/python', expected a path without spaces"
+    ):
         parse_options(f"--runner=DirectRunner --temp_location=/tmp {TWO_PROCESSES}")
 
 

@@ -9,10 +9,10 @@ import pyarrow as pa
 import pytest
 
 from components.validation.checks import apply_rules, observe_click_rate
-from components.validation.measure import KeptWindows, measure_drift, measure_label_shift
+from components.validation.measure import LineageWindows, measure_drift, measure_label_shift
 from evergreen.config.validation import ValidationSettings
 from evergreen.contracts import criteo, raw_rows
-from evergreen.contracts.words import ShownValues
+from evergreen.contracts.category_texts import ShownValues
 from evergreen.statistics.profile_counter import ProfileCounter
 
 SETTINGS = ValidationSettings()
@@ -21,7 +21,7 @@ SETTINGS = ValidationSettings()
 @pytest.fixture
 def drift_of(window_of):
     def measure(now, *before, settings=SETTINGS):
-        kept = KeptWindows(tuple(window_of(table) for table in before))
+        kept = LineageWindows(tuple(window_of(table) for table in before))
         return {
             entry.feature: entry
             for entry in measure_drift(window_of(now), kept, settings, shown=ShownValues())
@@ -59,7 +59,7 @@ def test_of_windows_that_stand_still_no_more_alarm_than_rate_says(in_requests, w
     ]
     significant = 0
     for now, before in pairs:
-        entries = measure_drift(now, KeptWindows((before,)), settings, shown=ShownValues())
+        entries = measure_drift(now, LineageWindows((before,)), settings, shown=ShownValues())
         alarms += any(entry.drifted for entry in entries)
         significant += any(entry.q_value <= rate for entry in entries)
     # With 30 draws at 20 %, more than 14 alarms occur in 1 of 1000 cases.
@@ -237,7 +237,7 @@ def test_window_that_left_feature_out_does_not_change_its_missing_share(checked,
         window_of(checked(6000, seed=seed, I3=half), excluded=left_out)
         for seed, left_out in ((1, ("I3",)), (2, ()))
     ]
-    kept = KeptWindows(tuple(before))
+    kept = LineageWindows(tuple(before))
     found = measure_drift(window_of(checked(6000, I3=half)), kept, SETTINGS, shown=ShownValues())
     (entry,) = [entry for entry in found if entry.feature == "I3"]
     assert (entry.missing_now, entry.missing_before) == (0.5, 0.5)
@@ -248,7 +248,7 @@ def test_feature_that_run_leaves_out_has_no_entry(checked, window_of):
     now, before = window_of(checked(500), excluded=("I3", "C7")), window_of(checked(500, seed=1))
     names = [
         entry.feature
-        for entry in measure_drift(now, KeptWindows((before,)), SETTINGS, shown=ShownValues())
+        for entry in measure_drift(now, LineageWindows((before,)), SETTINGS, shown=ShownValues())
     ]
     assert names == [name for name in criteo.FEATURES if name not in ("I3", "C7")]
 
@@ -275,7 +275,9 @@ def test_requests_of_two_sizes_are_no_drift_of_column_of_user(checked, window_of
             )
         entries = {
             e.feature: e
-            for e in measure_drift(pair[0], KeptWindows((pair[1],)), SETTINGS, shown=ShownValues())
+            for e in measure_drift(
+                pair[0], LineageWindows((pair[1],)), SETTINGS, shown=ShownValues()
+            )
         }
         found.append(entries["C3"].p_value)
     # The smallest of 8 draws is below 0.001 in 1 of 125 cases.
@@ -309,7 +311,7 @@ def clicked(checked):
 def test_rates_and_difference_are_those_of_rows(clicked):
     random = np.random.default_rng(0)
     now, before = random.random(3000) < 0.05, random.random(5000) < 0.03
-    found = measure_label_shift(clicked(now), KeptWindows((clicked(before),)))
+    found = measure_label_shift(clicked(now), LineageWindows((clicked(before),)))
     assert (found.rate_now, found.rate_before) == (now.mean(), before.mean())
     assert found.difference == pytest.approx(now.mean() - before.mean())
     assert (found.num_rows_now, found.num_rows_before, found.newest) == (3000, 5000, None)
@@ -337,7 +339,7 @@ def test_stable_rates_are_called_changed_no_more_often_than_level(clicked, alike
         rates = random.beta(0.3, 2.7, requests) if alike else np.full(requests, 0.1)
         return clicked(random.random(requests * 16) < np.repeat(rates, 16), 16)
 
-    found = [measure_label_shift(window(60), KeptWindows((window(120),))) for _ in range(120)]
+    found = [measure_label_shift(window(60), LineageWindows((window(120),))) for _ in range(120)]
     assert sum(each.p_value <= 0.05 for each in found) <= 14
     assert np.mean([each.low <= 0 <= each.high for each in found]) >= 0.9
     assert (np.mean([each.design_effect for each in found]) > 3) == alike
@@ -349,7 +351,9 @@ def check_click_rate(label):
 
 def test_halved_rate_is_reported_and_smaller_change_or_few_rows_are_not(clicked):
     def finding(now, before):
-        return check_click_rate(measure_label_shift(clicked(now), KeptWindows((clicked(before),))))
+        return check_click_rate(
+            measure_label_shift(clicked(now), LineageWindows((clicked(before),)))
+        )
 
     def rows(n, share):
         return np.random.default_rng(2).permutation(np.arange(n) < share * n)
@@ -363,7 +367,7 @@ def test_halved_rate_is_reported_and_smaller_change_or_few_rows_are_not(clicked)
 
 def test_rate_that_newest_window_learned_is_not_reported_again(clicked):
     low, high = np.arange(4000) % 50 == 0, np.arange(4000) % 10 == 0
-    kept = KeptWindows((clicked(high), clicked(high), clicked(low)))
+    kept = LineageWindows((clicked(high), clicked(high), clicked(low)))
     found = measure_label_shift(clicked(low), kept)
     assert found.newest.difference == 0
     assert found.p_value < 1e-6

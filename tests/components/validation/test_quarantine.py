@@ -107,8 +107,8 @@ def test_offending_rows_are_quarantined_with_reason_and_rest_is_passed_on(scenar
         "warn",
     )
     assert (
-        "broken by 2 of 600 rows, 2 of them quarantined by it; first: I2 is 1e+09, expected"
-        in finding.detail
+        "2 of 600 rows break rule domain, and 2 of these rows are quarantined; first: I2 is "
+        "1e+09, expected" in finding.detail
     )
     gone = rows_of(valid.quarantine_uri)
     assert keys_of(gone) == [keys_of(table.to_pandas())[at] for at in (3, 500)]
@@ -161,7 +161,7 @@ def test_rule_that_only_reports_counts_rows_and_moves_none(scenario):
     code, report, valid = scenario.check(manifest, "r1", "block")
     assert (code, report.decision, valid) == (1, "fail", RawDataset.read(manifest))
     (finding,) = [each for each in report.findings if each.rule == "domain"]
-    assert "broken by 40 of 600 rows; first: I2 is 1e+09" in finding.detail
+    assert "40 of 600 rows break rule domain; first: I2 is 1e+09" in finding.detail
     assert not (scenario.store / "quarantine").exists()
 
 

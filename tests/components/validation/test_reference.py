@@ -1,4 +1,4 @@
-"""Tests of validation's reference for the monitor: it is exact, and is split into fair halves."""
+"""Tests of validation's reference for the monitor: it is exact, and is split into two halves."""
 
 from collections import Counter
 from itertools import chain, pairwise
@@ -24,18 +24,18 @@ def counted(*tables):
     return counter
 
 
-def fair(table):
-    """Return the rows that were not used to choose cells."""
+def estimation_half(table):
+    """Return the rows that were not used to select cells."""
     return table.filter(pa.array(np.arange(table.num_rows) // BLOCK_ROWS % 2 == 1))
 
 
 def test_counts_are_tfdvs_where_tfdv_counts_exactly(checked):
     table = checked(5000)
-    found, theirs = counted(table).reference(), statistics_of(fair(table))
+    found, theirs = counted(table).reference(), statistics_of(estimation_half(table))
     assert (found.rows, found.profile.rows) == (5000, 2 * BLOCK_ROWS)
     for name in criteo.DENSE:
         column = found.profile.columns[name]
-        expected = np.histogram(fair(table)[name].drop_null().to_numpy(), DENSE_EDGES)[0]
+        expected = np.histogram(estimation_half(table)[name].drop_null().to_numpy(), DENSE_EDGES)[0]
         np.testing.assert_array_equal(column.counts, expected)
         assert column.missing.rows == theirs.columns[name].num_missing
     for name in criteo.CATEGORICAL:
@@ -65,10 +65,10 @@ def test_values_and_bounds_are_chosen_by_every_other_block(checked):
         )
 
 
-def test_sums_over_requests_are_those_of_rows_that_did_not_choose(in_requests):
-    """The reference has the same sums as a profile of only the rows that `fair` selects."""
+def test_sums_over_requests_are_those_of_the_estimation_half(in_requests):
+    """The reference has the same sums as a profile of only the rows of the estimation half."""
     table = in_requests(6000, size=48)
-    found, alone = counted(table).reference().profile, counted(fair(table)).profile()
+    found, alone = counted(table).reference().profile, counted(estimation_half(table)).profile()
     # In this order, neighbouring blocks are adjacent and share no request.
     assert (found.rows, found.sizes) == (alone.rows, alone.sizes)
     for name in criteo.FEATURES:
@@ -87,7 +87,7 @@ def test_list_is_bounded(checked):
     table = checked(20_000, C3=pa.array(random.integers(0, 5000, 20_000), pa.int64()))
     found = counted(table).reference().profile.columns["C3"]
     assert len(found.values) == LISTED_VALUES
-    values, counts = np.unique(fair(table)["C3"].to_numpy(), return_counts=True)
+    values, counts = np.unique(estimation_half(table)["C3"].to_numpy(), return_counts=True)
     expected = dict(zip(values.tolist(), counts.tolist()))
     assert [expected.get(value, 0) for value in found.values.tolist()] == found.counts.tolist()
 
@@ -125,7 +125,7 @@ def test_step_writes_statistics_of_its_window(step, write_rows, raw_table, relea
     found = read_reference(local_path(report.reference_uri))
     assert found.rows == 2000
     assert found.scores is None
-    expected = np.histogram(fair(rows)["I5"].drop_null().to_numpy(), DENSE_EDGES)[0]
+    expected = np.histogram(estimation_half(rows)["I5"].drop_null().to_numpy(), DENSE_EDGES)[0]
     np.testing.assert_array_equal(found.profile.columns["I5"].counts, expected)
 
 
@@ -143,7 +143,7 @@ def test_list_is_counted_by_its_elements_that_count_and_by_their_number():
     counter = ProfileCounter(features)
     counter.add(pa.RecordBatch.from_pydict(columns))
     kept = [(each or [])[-2:] for each in lists]
-    window, in_fair = counter.profile(), counter.reference().profile
+    window, in_estimation = counter.profile(), counter.reference().profile
     in_window = window.columns["tags"]
     assert dict(zip(in_window.values.tolist(), in_window.counts.tolist())) == Counter(chain(*kept))
     assert (in_window.present, in_window.missing.rows) == (sum(map(len, kept)), 0)
@@ -151,12 +151,17 @@ def test_list_is_counted_by_its_elements_that_count_and_by_their_number():
     np.testing.assert_array_equal(
         window.columns["tags/length"].counts, np.histogram(lengths, DENSE_EDGES)[0]
     )
-    is_fair = np.arange(rows) // BLOCK_ROWS % 2 == 1
-    expected = np.histogram(np.array(lengths)[is_fair], DENSE_EDGES)[0]
-    np.testing.assert_array_equal(in_fair.columns["tags/length"].counts, expected)
-    elements = Counter(chain(*(each for each, fair_row in zip(kept, is_fair) if fair_row)))
+    in_estimation_half = np.arange(rows) // BLOCK_ROWS % 2 == 1
+    expected = np.histogram(np.array(lengths)[in_estimation_half], DENSE_EDGES)[0]
+    np.testing.assert_array_equal(in_estimation.columns["tags/length"].counts, expected)
+    elements = Counter(chain(*(each for each, is_used in zip(kept, in_estimation_half) if is_used)))
     assert (
-        dict(zip(in_fair.columns["tags"].values.tolist(), in_fair.columns["tags"].counts.tolist()))
+        dict(
+            zip(
+                in_estimation.columns["tags"].values.tolist(),
+                in_estimation.columns["tags"].counts.tolist(),
+            )
+        )
         == elements
     )
     # A request that is divided between two blocks of rows counts as two requests.

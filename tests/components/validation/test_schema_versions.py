@@ -114,7 +114,9 @@ def test_journal_says_who_accepted_what_and_why(schema, write, tmp_path):
     live = ("m1", write(schema, "live.pbtxt"))
     edited = write(changed(schema, I1__float_domain__max=500.0))
     accept = partial(schema_versions.accept_schema, store, of_champion=live)
-    with pytest.raises(ContractError, match="--change names C1, which the schema does not change"):
+    with pytest.raises(
+        ContractError, match="--change is C1, expected only features that the schema changes: I1"
+    ):
         accept(edited, who="ann", reason="new shop", change=["I1", "C1"])
     assert schema_versions.schema_in_force(store, live[1]) == live[1]
     line = accept(edited, who="ann", reason="new shop", run="r2", change=["I1"])

@@ -19,8 +19,8 @@ from components.validation.checks import apply_rules, observe_skew
 from components.validation.skew import EventSpan, measure_skew, open_served, read_served
 from evergreen.config.validation import ValidationSettings
 from evergreen.contracts import criteo, raw_rows
+from evergreen.contracts.category_texts import ShownValues
 from evergreen.contracts.criteo import CRITEO, RAW_TYPES
-from evergreen.contracts.words import ShownValues
 from evergreen.rows.archived_rows import arrow_schema
 from evergreen.runtime.errors import ContractError
 from tests.support.archives import day_folders
@@ -164,13 +164,13 @@ def test_row_that_differs_is_shown_in_words_and_no_user_is(training, archive, tm
     frame = make_frame(200)
     served = frame.copy()
     served["C7"], served["C8"] = 5, 6
-    shown = ShownValues(words={"C7": {5: "red"}}, hidden=["C8"])
+    shown = ShownValues(texts={"C7": {5: "red"}}, hidden=["C8"])
     skew = compare(training(frame), archive(served), tmp_path, shown=shown)
     found = {entry.feature: entry for entry in skew.entries if entry.drifted}
     assert found["C7"].example["served"] == "'red'"
     assert found["C8"].example is None
     first, second, *_ = check_skew(skew)
-    assert "served was 'red'" in first.detail + second.detail
+    assert "the served value is 'red'" in first.detail + second.detail
 
 
 def test_equal_rows_give_no_skew_whatever_their_order_and_labels(training, archive, tmp_path):

@@ -7,7 +7,7 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-from components.validation.measure import KeptWindows, read_windows
+from components.validation.measure import LineageWindows, read_windows
 from evergreen.contracts import criteo, raw_rows
 from evergreen.runtime.errors import ContractError
 from evergreen.statistics import profile_files
@@ -93,8 +93,8 @@ def test_cells_are_pandas(rows, window_of):
                 check_index_type=False,
             )
             places = table.assign(place=table["cell"] * table["rows"]).groupby("key")["place"].sum()
-            assert column.place_squares == (places**2).sum()
-            assert column.place_products == (places * present[places.index]).sum()
+            assert column.bucket_squares == (places**2).sum()
+            assert column.bucket_products == (places * present[places.index]).sum()
         else:
             found_sums = find_sums(expected.index.to_numpy(np.int64), column.values, column.sums)
             np.testing.assert_array_equal(found_sums, expected.to_numpy())
@@ -125,7 +125,7 @@ def test_rows_of_request_need_not_lie_together(in_requests, window_of):
 
 def test_merged_windows_are_window_of_all_rows(in_requests, window_of):
     tables = [in_requests(2 * BLOCK_ROWS, seed=seed) for seed in (1, 2, 3)]
-    merged = KeptWindows(tuple(window_of(table) for table in tables)).merged
+    merged = LineageWindows(tuple(window_of(table) for table in tables)).merged
     whole = window_of(pa.concat_tables(tables))
     assert_same(merged, whole)
 
@@ -134,7 +134,7 @@ def test_frequent_values_of_long_column_are_kept_and_floor_bounds_rest(checked, 
     random = np.random.default_rng(0)
     parts = [random.zipf(1.15, 30_000) % 20_000 for _ in range(3)]
     tables = [checked(30_000, C3=pa.array(part, pa.int64())) for part in parts]
-    merged = KeptWindows(tuple(window_of(table) for table in tables)).merged.columns["C3"]
+    merged = LineageWindows(tuple(window_of(table) for table in tables)).merged.columns["C3"]
     values, counts = np.unique(np.concatenate(parts), return_counts=True)
     listed = find_sums(values, merged.values, merged.sums)[:, 0]
     assert len(merged.values) == LISTED
@@ -150,7 +150,7 @@ def test_frequent_values_of_long_column_are_kept_and_floor_bounds_rest(checked, 
 def test_what_is_read_is_what_was_written_and_same_windows_give_same_bytes(
     rows, window_of, tmp_path
 ):
-    kept = KeptWindows(
+    kept = LineageWindows(
         (window_of(rows, "a"), window_of(rows.slice(0, 100), "b", excluded=("I1", "C1")))
     )
     kept.write(tmp_path / "one.npz")
@@ -179,7 +179,7 @@ def test_what_is_read_is_what_was_written_and_same_windows_give_same_bytes(
 )
 def test_corrupt_file_is_refused_with_what_is_wrong(checked, window_of, tmp_path, break_it, words):
     path = tmp_path / "windows.npz"
-    KeptWindows((window_of(checked(100)),)).write(path)
+    LineageWindows((window_of(checked(100)),)).write(path)
     break_it(path)
     with pytest.raises(ContractError, match=words):
         read_windows(path)
@@ -192,7 +192,7 @@ def test_edges_that_another_numpy_computed_are_same_edges(
     checked, window_of, tmp_path, monkeypatch, factor, same
 ):
     path = tmp_path / "windows.npz"
-    KeptWindows((window_of(checked(100)),)).write(path)
+    LineageWindows((window_of(checked(100)),)).write(path)
     monkeypatch.setattr(profile_files, "DENSE_EDGES", DENSE_EDGES * factor)
     assert not np.array_equal(profile_files.DENSE_EDGES, DENSE_EDGES)
     if same:

@@ -76,7 +76,7 @@ def test_categories_have_stated_missing_share_and_head(rows, name):
     assert within((keys == -1).mean(), column.missing, ROWS)
     present = keys[keys != -1]
     counts = np.unique(present, return_counts=True)[1]
-    assert within(counts.max() / len(present), column.head, len(present)), (
+    assert within(counts.max() / len(present), column.top_share, len(present)), (
         "several categories have nearly the largest share"
     )
     assert len(counts) <= column.cardinality

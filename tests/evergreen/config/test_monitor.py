@@ -65,8 +65,8 @@ def test_settings_out_of_range_are_refused_with_their_value(kind, name, value):
         ({"window_rows": "many"}, "monitor.window_rows is 'many', expected int"),
         (
             {"policies": "sequential,threshold"},
-            "policies is 'sequential,threshold' without auc_threshold, expected an AUC for policy "
-            "threshold",
+            "policies is 'sequential,threshold' but auc_threshold is not set, expected the minimum "
+            "AUC for policy threshold",
         ),
         (
             {"drift_bucket_seconds": 5},
@@ -75,7 +75,7 @@ def test_settings_out_of_range_are_refused_with_their_value(kind, name, value):
         ),
         (
             {"notify_only": "threshold, thresold"},
-            "notify_only is 'threshold, thresold', expected some of threshold, ",
+            "notify_only is 'threshold, thresold', expected one or several of threshold, ",
         ),
         (
             {"window_rows": 399},

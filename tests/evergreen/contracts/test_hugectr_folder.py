@@ -29,8 +29,8 @@ def test_files_come_in_order_of_list_wherever_folder_is(folder, tmp_path):
     [
         (None, "cannot be read"),
         ("", "cannot be read"),
-        ("7\n/a/part_9.parquet\n", "announces '7' files and names 1"),
-        ("two\n/a/part_9.parquet\n", "announces 'two' files and names 1"),
+        ("7\n/a/part_9.parquet\n", "names 1 files, expected '7' as in"),
+        ("two\n/a/part_9.parquet\n", "names 1 files, expected 'two' as in"),
         ("1\n/a/part_1.parquet\n", r"lacks the listed files \['part_1.parquet'\]"),
     ],
     ids=["no list", "empty", "wrong count", "no count", "absent file"],

@@ -133,8 +133,8 @@ def test_excluded_column_is_missing_for_all_rows_and_others_are_unchanged():
 @pytest.mark.parametrize(
     ("names", "message"),
     [
-        (("size",), "expected features"),
-        (("age", "age"), "each once"),
+        (("size",), "expected names of features"),
+        (("age", "age"), "without repetition"),
         (("user",), "have vocabularies"),
     ],
     ids=["unknown", "twice", "with a vocabulary"],

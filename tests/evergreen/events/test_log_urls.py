@@ -86,5 +86,5 @@ def test_range_in_url_names_log_for_each_partition():
     ]
     urls = partition_urls("kafka://broker:9092/clicks-{0-10}?group=monitor-{0-10}")
     assert urls == [f"kafka://broker:9092/clicks-{n}?group=monitor-{n}" for n in range(11)]
-    with raises(ContractError, "same partitions"):
+    with raises(ContractError, "same range of partitions"):
         partition_urls("pubsub://project/clicks-{0-3}?subscription=monitor-{0-2}")

@@ -202,7 +202,7 @@ def test_graph_and_scorer_score_as_embedding_bags_do(initial, excluded, numbers)
 
 def test_tables_of_other_sizes_are_refused(tmp_path):
     options = {"settings": SETTINGS, "scratch": tmp_path, "features": FEATURES}
-    with raises(ContractError, "slot sizes", "expected 5 of at least 1"):
+    with raises(ContractError, "slot sizes", "expected 5 sizes, each at least 1"):
         make_engine("pytorch", CONFIG, [5] * 4, **options)
 
 

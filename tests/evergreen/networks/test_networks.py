@@ -192,7 +192,7 @@ def test_network_that_multiplies_vectors_refuses_other_widths_by_name(network):
         numeric=(), categorical=("user", "item"), lists=("last",), categorical_options=options
     )
     shop = Recommender(name="shop", features=features, settings={"model": {"kind": network}})
-    with raises(ContractError, "features.categorical.item.embed", 8, "expected 16", network):
+    with raises(ContractError, "features.categorical.item.embed", 8, "embedding_dim (16)", network):
         network_config(shop)
     same = {name: CategoricalOptions(embed=16) for name in features.categorical}
     assert (
@@ -219,7 +219,7 @@ def test_single_width_of_all_columns_is_model_width_and_lists_have_tables():
 
 @pytest.mark.parametrize(("num_dense", "num_categorical"), [(3, 0), (0, 1)])
 def test_dlrm_without_pair_of_vectors_is_refused_and_requirement_named(num_dense, num_categorical):
-    with raises(ContractError, "two categorical columns"):
+    with raises(ContractError, "expected at least two vectors for dlrm"):
         shaped("dlrm", SHAPE, num_dense=num_dense, num_categorical=num_categorical)
 
 

@@ -16,7 +16,7 @@ from evergreen.recommender_file.form import parse_recommender
 from evergreen.runtime.errors import ContractError
 from tests.support.errors import raises
 
-WORDS = CategoricalOptions(type="string")
+STRING = CategoricalOptions(type="string")
 CLICKS = """\
 impression_id,slot,ts,clicked,price,stock,item_id,title,day,weekday
 a,0,2026-11-01T08:00:00Z,0,1.5,3.0,11,Red shoe,2026-11-01,6
@@ -54,7 +54,7 @@ def test_columns_of_text_file_get_their_roles(form, tmp_path):
         numeric=("price", "stock"),
         categorical=("item_id", "title", "weekday"),
         numeric_options={"stock": NumericOptions(transform=("standardize",))},
-        categorical_options={"title": WORDS},
+        categorical_options={"title": STRING},
     )
     assert "# float; 33.3% missing; 2 distinct values, 0.5 to 1.5" in comments
     assert "title: {type: string}  # text; 3 distinct values such as Red shoe. Texts" in comments
@@ -88,7 +88,7 @@ def test_columns_of_parquet_file_get_their_roles(tmp_path):
     assert recommender.features == Features(
         numeric=("float_nan",),
         categorical=("gaps", "device_id", "words", "zip", "is_new"),
-        categorical_options=dict.fromkeys(("words", "zip", "is_new"), WORDS),
+        categorical_options=dict.fromkeys(("words", "zip", "is_new"), STRING),
         lists=("genres", "seen"),
         list_options={"genres": ListOptions(type="string", max=1), "seen": ListOptions(max=3)},
     )

@@ -18,7 +18,7 @@ from tests.support.errors import raises
 
 BEGIN = datetime.datetime(2026, 5, 3, 6, tzinfo=datetime.timezone.utc)
 NOW = datetime.datetime(2026, 8, 1, tzinfo=datetime.timezone.utc).timestamp()
-WORDS = CategoricalOptions(type="string")
+STRING = CategoricalOptions(type="string")
 N = 240
 
 
@@ -440,7 +440,7 @@ def test_ids_of_64_bits_and_with_zeros_before_them_are_exact_categories(write, t
     columns = clicks(**ids, click=USERS["click"])
     text, recommender = drafted(write(columns))
     assert recommender.features.categorical == ("user", "item", "shop", "c7")
-    assert recommender.features.categorical_options == {"item": WORDS, "shop": WORDS}
+    assert recommender.features.categorical_options == {"item": STRING, "shop": STRING}
     assert f"{min(columns['user'])} to {max(columns['user'])}. Whole" in text
     assert "so they are kept as texts" in text
     unsigned = {"user": pa.array(columns["user"], pa.uint64()), "click": columns["click"]}
@@ -452,7 +452,7 @@ def test_ids_of_more_than_64_bits_are_stored_as_texts(write):
     path = write(clicks(**USERS, owner=lambda row: 10**24 + row["user"]))
     _, recommender = drafted(path)
     assert recommender.features.categorical == ("user_id", "item_id", "owner")
-    assert recommender.features.categorical_options == {"owner": WORDS}
+    assert recommender.features.categorical_options == {"owner": STRING}
 
 
 def test_ids_as_floats_beyond_2_to_53rd_are_left_out_with_sentence(write, tmp_path):
@@ -503,7 +503,7 @@ def test_booleans_are_words_in_any_spelling(write, tmp_path):
     )
     _, recommender = drafted(path)
     assert recommender.data.label == "click"
-    assert recommender.features.categorical_options == {"is_new": WORDS}
+    assert recommender.features.categorical_options == {"is_new": STRING}
 
 
 def test_recbole_suffixes_give_type(write):

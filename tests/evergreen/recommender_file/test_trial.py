@@ -95,7 +95,7 @@ def test_all_lines_are_counted_and_content_of_rows_is_reported(write):
         (
             rows(),
             HEADER.replace("click", "clicked"),
-            "has no column 'click', the label of recommender shop",
+            "expected also 'click', which is the label of recommender shop",
         ),
         (rows(), HEADER.replace("price", "prize"), r"lacks the columns \['price'\]"),
         ([], HEADER, "holds no row"),

@@ -69,7 +69,7 @@ def test_unknown_reference_is_refused(store):
 
 
 def test_step_is_running_while_it_runs_and_done_after(tmp_path):
-    with runs.noted(tmp_path, "run-1", "training") as note:
+    with runs.step_note(tmp_path, "run-1", "training") as note:
         (running,) = runs.read_notes(tmp_path, "run-1")
         assert (running.state, running.seconds) == ("running", None)
         note.facts["auc"] = 0.75
@@ -89,12 +89,12 @@ def test_step_is_running_while_it_runs_and_done_after(tmp_path):
     ids=["failed", "stopped", "preempted", "refused"],
 )
 def test_failed_step_keeps_its_reason_until_retry_succeeds(tmp_path, error, state, reason):
-    with pytest.raises(type(error)), runs.noted(tmp_path, "run-1", "training") as note:  # noqa: PT012
+    with pytest.raises(type(error)), runs.step_note(tmp_path, "run-1", "training") as note:  # noqa: PT012
         note.facts["rows"] = 5
         raise error
     (ended,) = runs.read_notes(tmp_path, "run-1")
     assert (ended.state, ended.reason, ended.facts) == (state, reason, {"rows": 5})
-    with runs.noted(tmp_path, "run-1", "training"):
+    with runs.step_note(tmp_path, "run-1", "training"):
         pass
     (done,) = runs.read_notes(tmp_path, "run-1")
     assert (done.state, done.reason, done.facts) == ("done", "", {})
@@ -104,7 +104,7 @@ def test_failed_step_keeps_its_reason_until_retry_succeeds(tmp_path, error, stat
 def test_run_name_that_leads_out_of_its_folder_is_refused(tmp_path, run):
     with (
         raises(ContractError, "run", "named"),
-        runs.noted(tmp_path / "store", run, "training"),
+        runs.step_note(tmp_path / "store", run, "training"),
     ):
         pytest.fail("the step must not begin: it would remove the folder of that name")
     assert list(tmp_path.iterdir()) == []
@@ -112,7 +112,7 @@ def test_run_name_that_leads_out_of_its_folder_is_refused(tmp_path, run):
 
 def test_notes_come_in_step_order_without_steps_that_never_started(tmp_path):
     for step in ("training", "extraction"):
-        with runs.noted(tmp_path, "run-1", step):
+        with runs.step_note(tmp_path, "run-1", step):
             pass
     assert [n.step for n in runs.read_notes(tmp_path, "run-1")] == ["extraction", "training"]
     assert runs.read_notes(tmp_path, "run-2") == []

@@ -22,10 +22,10 @@ from evergreen.registry.promotion_journal import JOURNAL_FILE, read_entries, rea
 from evergreen.registry.requests import (
     answer,
     append_request,
-    ask,
     new_request,
     open_requests,
     read_request,
+    submit_request,
     wait_for_result,
 )
 from evergreen.runtime.errors import ContractError, PermanentError, Refused, TemporaryError
@@ -128,7 +128,7 @@ def test_interrupted_wait_withdraws_request(tmp_path, clock):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        ask(tmp_path, request, clock=clock.moment, sleep=interrupt)
+        submit_request(tmp_path, request, clock=clock.moment, sleep=interrupt)
     assert read_request(tmp_path, request.request).result.action == CANCELLED
 
 
@@ -191,7 +191,7 @@ def test_request_that_cannot_be_appended_fails_by_its_own_error(tmp_path, clock,
 
     monkeypatch.setattr(requests, "append_entry", full)
     with pytest.raises(OSError, match="No space left"):
-        ask(tmp_path, request, clock=clock.moment, sleep=clock.advance)
+        submit_request(tmp_path, request, clock=clock.moment, sleep=clock.advance)
 
 
 def test_request_that_was_appended_before_an_error_is_withdrawn(tmp_path, clock, monkeypatch):
@@ -205,7 +205,7 @@ def test_request_that_was_appended_before_an_error_is_withdrawn(tmp_path, clock,
 
     monkeypatch.setattr(requests, "append_entry", lose_answer)
     with pytest.raises(OSError, match="Input/output"):
-        ask(tmp_path, request, clock=clock.moment, sleep=clock.advance)
+        submit_request(tmp_path, request, clock=clock.moment, sleep=clock.advance)
     assert read_request(tmp_path, request.request).result.action == CANCELLED
 
 

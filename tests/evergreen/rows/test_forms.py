@@ -54,11 +54,11 @@ REFUSED = {
     "prose": ("Dear all,\nplease find attached\n", "is not a Criteo file"),
     "header without C26": (
         ",".join(["Label", *criteo.FEATURES[:-1]]) + "\n",
-        r"not name \['C26'\] exactly once",
+        r"lacks the Criteo columns \['C26'\] or has them twice",
     ),
     "header with I1 twice": (
         ",".join(["Label", "i1", *criteo.FEATURES]) + "\n",
-        r"not name \['I1'\] exactly once",
+        r"lacks the Criteo columns \['I1'\] or has them twice",
     ),
 }
 

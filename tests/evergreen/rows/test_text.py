@@ -180,10 +180,10 @@ def test_file_truncated_mid_gzip_is_named_with_rows_read_before(
     whole = path.read_bytes()
     path.write_bytes(whole[: int(len(whole) * keep)])
     with pytest.raises(
-        ContractError, match=r"day 0/day_0.gz is truncated: \d{3,4} whole lines were read"
+        ContractError, match=r"day 0/day_0.gz is truncated after \d{3,4} complete lines"
     ) as caught:
         read(find_reader(path))
-    num_lines = int(str(caught.value).split("truncated: ")[1].split()[0])
+    num_lines = int(str(caught.value).split("truncated after ")[1].split()[0])
     assert abs(num_lines - 3000 * keep) < 200
 
 

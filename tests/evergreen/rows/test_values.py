@@ -3,7 +3,7 @@
 import pyarrow as pa
 import pytest
 
-from evergreen.rows.values import CATEGORIES, LABELS, NUMBERS, REQUEST_IDS, WORDS, ListRule
+from evergreen.rows.values import CATEGORIES, LABELS, NUMBERS, REQUEST_IDS, STRINGS, ListRule
 
 LISTS = {
     '["a", "b"]': ["a", "b"],
@@ -26,7 +26,7 @@ LISTS = {
 
 @pytest.mark.parametrize(("text", "expected"), LISTS.items(), ids=[text[:12] for text in LISTS])
 def test_lists_in_text_are_read_or_malformed_and_never_reversed(text, expected):
-    parsed = ListRule(WORDS, "|").parse(pa.array([text, "z"]))
+    parsed = ListRule(STRINGS, "|").parse(pa.array([text, "z"]))
     assert parsed.values.to_pylist() == [None if expected == "wrong" else expected, ["z"]]
     assert parsed.is_wrong.to_pylist() == [expected == "wrong", False]
 

@@ -90,7 +90,7 @@ def at_work(tmp_path):
 import os, signal, sys, time
 from pathlib import Path
 from evergreen.runtime.forked import run_all
-def stop(signum, frame):  # as `runs.noted` does
+def stop(signum, frame):  # as `runs.step_note` does
     raise SystemExit(128 + signum)
 signal.signal(signal.SIGTERM, stop)
 def wait(item):

@@ -10,7 +10,7 @@ from controller.__main__ import ReleaseController
 from controller.baking import Baking
 from controller.deployment_target import opened
 from controller.inspection import DAY_SECONDS, RETRY_SECONDS, Inspection
-from controller.watchdog import SUSPECT, UNPROBED, WELL, Watchdog
+from controller.watchdog import HEALTHY, SUSPECT, UNPROBED, Watchdog
 from evergreen.contracts.serving import versions_of
 from evergreen.registry.models import graph_folder, release_path
 from evergreen.runtime.errors import ContractError, PermanentError, TemporaryError
@@ -79,7 +79,7 @@ def test_corrupt_file_of_live_version_blocks_nothing_and_is_named(deployment, ca
     deployment.release(1), deployment.release(2)
     flip(served(deployment, 2, file))
     watchdog = Watchdog(target=deployment.settings)
-    assert set(watchdog.look().values()) == {WELL}
+    assert set(watchdog.check().values()) == {HEALTHY}
     if file == "golden.npz":
         assert f"{served(deployment, 2, file).as_uri()} has sha256" in caplog.text
         assert "another copy is used" in caplog.text
@@ -300,11 +300,11 @@ def test_corrupt_golden_rows_of_the_live_version_leave_the_canary_watched(deploy
     start_canary(*deployment.candidate(2), settings=deployment.settings)
     for path in (served(deployment, 1, "golden.npz"), kept(deployment, 1, "golden.npz")):
         flip(path)
-    found = Watchdog(target=deployment.settings).look()
+    found = Watchdog(target=deployment.settings).check()
     assert found == {
         f"{server.url} {name}": finding
         for server in deployment.servers
-        for name, finding in ((NAMES.model, UNPROBED), (NAMES.canary, WELL))
+        for name, finding in ((NAMES.model, UNPROBED), (NAMES.canary, HEALTHY))
     }
 
 
@@ -334,7 +334,7 @@ def test_real_server_refuses_to_load_flipped_weights(
         client.unload(MODEL_NAME)
         with pytest.raises(PermanentError, match=r"model.onnx has sha256 \w{64}, expected"):
             client.load(MODEL_NAME)
-    assert set(Watchdog(target=settings).look().values()) == {SUSPECT}
+    assert set(Watchdog(target=settings).check().values()) == {SUSPECT}
     Inspection(target=settings, start=run_now).step()
     assert live_version(client, raw_rows(5)) == 1
     assert (client.infer(MODEL_NAME, *raw_rows(5))[0] == before).all()

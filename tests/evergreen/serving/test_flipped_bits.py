@@ -10,7 +10,7 @@ from evergreen.registry.models import graph_folder, release_path
 from evergreen.registry.promotion_journal import read_entries
 from evergreen.runtime.errors import ContractError
 from evergreen.serving.graph.export import export
-from evergreen.serving.intact import check_kept, find_corrupt, golden_rows
+from evergreen.serving.intact import check_stored_copy, find_corrupt, golden_rows
 from evergreen.storage.uris import local_path
 from testing.served_names import MODEL_NAME
 from tests.support.flips import QUIET, count_flips
@@ -60,7 +60,9 @@ def test_flipped_bit_in_manifest_journal_or_graph_is_never_read_as_other(
     }
     files |= {release_path(store, 1): lambda: Release.read(release_path(store, 1))}
     files |= {store / "journal.jsonl": lambda: read_entries(store)}
-    files |= {kept / name: lambda: check_kept(store, done) for name in ("model.onnx", "golden.npz")}
+    files |= {
+        kept / name: lambda: check_stored_copy(store, done) for name in ("model.onnx", "golden.npz")
+    }
     files |= {each: lambda: check_served(deployment) for each in sorted(served.iterdir())}
     found = {path: count_flips(path, read, flips=flips) for path, read in files.items()}
     for path, counts in found.items():

@@ -125,7 +125,7 @@ def test_graph_finds_bucket_of_every_float_beside_boundary():
     ("boundaries", "message"),
     [
         ({}, "boundaries are given for"),
-        ({"price": [1, 1]}, "that ascend"),
+        ({"price": [1, 1]}, "in ascending order"),
         ({"price": [1, 2, 3]}, "fewer than 3"),
     ],
 )

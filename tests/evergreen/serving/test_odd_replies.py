@@ -18,7 +18,7 @@ from controller.baking import Baking
 from controller.canary import evidence
 from controller.canary.evidence import counted, fetch
 from controller.inspection import Inspection
-from controller.watchdog import ILL, SUSPECT, WELL, Watchdog
+from controller.watchdog import HEALTHY, SUSPECT, UNHEALTHY, Watchdog
 from evergreen.registry.traffic_plan import Arm
 from evergreen.runtime.errors import PermanentError, TemporaryError
 from evergreen.serving.servers import Triton
@@ -132,12 +132,12 @@ def controlled(deployment, tmp_path):
 
 def test_no_odd_reply_ends_controller_and_each_is_that_servers_fault(controlled):
     odd, look = controlled
-    assert look() == WELL
+    assert look() == HEALTHY
     for name, reply in ODD_INFERENCES.items():
         odd.odd = {"ModelInfer": reply}
-        assert [look(), look()] == [SUSPECT, ILL], name
+        assert [look(), look()] == [SUSPECT, UNHEALTHY], name
         odd.odd = {}
-        assert look() == WELL, f"after {name}"
+        assert look() == HEALTHY, f"after {name}"
 
 
 @pytest.mark.parametrize("call", OTHER_CALLS)
@@ -146,12 +146,12 @@ def test_odd_replies_to_other_calls_end_nothing_either(controlled, call):
     for name, reply in ODD_ELSEWHERE.items():
         # The model's score is also wrong, so that the watchdog reloads the model.
         odd.odd = {"ModelInfer": ODD_INFERENCES["zeros"], call: reply}
-        assert WELL not in [look() for _ in range(4)], (call, name)
+        assert HEALTHY not in [look() for _ in range(4)], (call, name)
         assert call in odd.called
         odd.odd = {}
         # After an unload without a successful load, the wait before the next attempt doubles each
         # time.
-        assert WELL in [look() for _ in range(20)]
+        assert HEALTHY in [look() for _ in range(20)]
 
 
 def test_replies_of_flipped_bytes_are_read_as_scores_or_refused(deployment):

@@ -47,7 +47,7 @@ def test_versions_go_live_leave_and_come_back(settings, repository, make_candida
     repository.published.check(1)
 
 
-@pytest.mark.parametrize("place", ["kept", "probed"])
+@pytest.mark.parametrize("place", ["stored", "probed"])
 def test_deployment_that_lost_its_lease_writes_nothing_more(
     settings, repository, make_candidate, place
 ):

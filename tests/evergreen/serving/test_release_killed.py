@@ -33,7 +33,7 @@ from testing.warm import Warm
 from tests.support.killed_deployments import IMPORTS, PROGRAM
 
 RELEASE_PLACES = [
-    ("kept", 1),
+    ("stored", 1),
     ("intent written", 1),
     ("staged", 1),
     ("rehearsed", 1),
@@ -87,7 +87,7 @@ def test_retry_after_killed_release_releases_model(deployment, kill, place):
     deployment.check_all_is_well(done.version)
     # A version number counts as used only after the journal names it.
     recorded = place[0] in ("journal written", "pruned")
-    announced = place[0] != "kept"
+    announced = place[0] != "stored"
     assert (done.model_id, done.version) == ("model-3", 4 if announced and not recorded else 3)
     withdrawn = [
         entry.version

@@ -7,7 +7,7 @@ import os
 import numpy as np
 import pytest
 
-from controller import target
+from controller import deployment_target
 from evergreen.registry.models import graph_folder, release_path
 from evergreen.registry.promotion_journal import current, interrupted, read_entries, read_journal
 from evergreen.runtime.errors import ContractError, PermanentError, TemporaryError
@@ -74,7 +74,7 @@ def test_failed_first_release_leaves_nothing_served(
 
 def failing_journal(monkeypatch, error, *, after):
     """Make the write of a release's journal line fail, either before or after the write."""
-    written = target.append_promotion
+    written = deployment_target.append_promotion
 
     def append(store, entry):
         if entry.action != "release":
@@ -83,7 +83,7 @@ def failing_journal(monkeypatch, error, *, after):
             written(store, entry)
         raise error
 
-    monkeypatch.setattr(target, "append_promotion", append)
+    monkeypatch.setattr(deployment_target, "append_promotion", append)
 
 
 def test_journal_that_cannot_be_written_undoes_switch(deployment, monkeypatch):

@@ -6,7 +6,7 @@ import pytest
 
 from controller.canary import steps
 from controller.rollback import rollback
-from controller.watchdog import HEALED, WELL, Watchdog
+from controller.watchdog import HEALED, HEALTHY, Watchdog
 from demo.triton import models_to_load
 from evergreen.contracts.manifests import Model
 from evergreen.contracts.serving import ServedNames
@@ -113,10 +113,10 @@ def test_each_has_lock_and_watchdog_of_its_own(places, triton, client):
     with click.settings.open_repository().locked():
         with raises(TemporaryError, "at work", f"/{MODEL_NAME}"):
             click.release(2)
-        found = [[watchdog.look() for watchdog in watchdogs] for _ in range(2)]
+        found = [[watchdog.check() for watchdog in watchdogs] for _ in range(2)]
         assert shop.release(12).version == 2
     assert found[1] == [
-        {f"{triton.grpc_url} {MODEL_NAME}": WELL},
+        {f"{triton.grpc_url} {MODEL_NAME}": HEALTHY},
         {f"{triton.grpc_url} {OTHER}": HEALED},
     ]
 
@@ -134,9 +134,9 @@ def test_watchdog_waits_for_first_release_of_registry_without_recommender(places
     _, shop = places
     shop.settings.store.mkdir(parents=True)
     watchdog = Watchdog(target=shop.settings)
-    assert watchdog.look() == {}
+    assert watchdog.check() == {}
     assert steps.step(steps.CanarySettings(target=shop.settings)).action == steps.NONE
     with raises(ContractError, "no release", "no recommender"):
         shop.settings.open_repository()
     shop.release(11)
-    assert list(watchdog.look().values()) == [WELL]
+    assert list(watchdog.check().values()) == [HEALTHY]

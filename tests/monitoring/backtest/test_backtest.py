@@ -114,7 +114,7 @@ def test_backtest_uses_settings_of_monitor_and_warns_of_few_decision_points(ran,
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["--policy", "guess"], "policies is 'guess', expected some of"),
+        (["--policy", "guess"], "policies is 'guess', expected one or several of"),
         (["--start", "3026-01-01"], "0 matured rows"),
         (["--run-seconds=-1"], "run_seconds is -1.0, expected at least 0"),
     ],

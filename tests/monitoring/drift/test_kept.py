@@ -66,8 +66,8 @@ def test_drifted_bucket_is_reported_shown_counted_and_evaluated(watched, simulat
     assert [row["feature"] for row in shown["columns"] if row["drifted"]] == ["C14"]
     json.dumps(shown, allow_nan=False)
     assert watched.store.counters["drift_bucket"] == watched.store.counters["drifted_bucket"] == 1
-    noted = watched.store.read_document("drift")
-    assert noted["shown"][0]["bucket_end"] == FIRST + 600
+    stored = watched.store.read_document("drift")
+    assert stored["shown"][0]["bucket_end"] == FIRST + 600
 
 
 def test_bucket_without_drift_is_shown_and_no_event(watched, simulator):

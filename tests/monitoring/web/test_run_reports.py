@@ -5,7 +5,7 @@ import os
 import pytest
 
 from components.run_outcome.__main__ import record
-from evergreen.registry.runs import forget_report, keep_report, noted, report_path, reports_of
+from evergreen.registry.runs import forget_report, keep_report, report_path, reports_of, step_note
 from monitoring.web.exposition import Exposition, Snapshot
 from monitoring.web.page import History, status_page
 from monitoring.web.server import HttpSettings, MonitorServer, read_report
@@ -24,7 +24,7 @@ def store(tmp_path):
     store = tmp_path / "store"
     (tmp_path / "secret").mkdir()
     (tmp_path / "secret" / "validation_report.html").write_text(SECRET)
-    with noted(store, RUN, "validation") as note:
+    with step_note(store, RUN, "validation") as note:
         keep_report(store, RUN, "validation", html="<p>ä report</p>", document="{}")
         note.state, note.reason = "refused", "too <few> rows"
     record(run=RUN, store=store.as_uri(), trigger_id="", trigger_reason="", kfp_state="SUCCEEDED")

@@ -9,7 +9,7 @@ import pytest
 
 from components.run_outcome.__main__ import record
 from evergreen.registry import promotion_journal
-from evergreen.registry.runs import STEPS, noted
+from evergreen.registry.runs import STEPS, step_note
 from monitoring.uploader import Uploader
 from monitoring.web import store_status
 from monitoring.web.store_status import LOOK_SECONDS
@@ -31,7 +31,7 @@ def run_pipeline(
     """
     for step, state in zip(STEPS, states):
         try:
-            with noted(store, run, step) as note:
+            with step_note(store, run, step) as note:
                 if step == "deployment":
                     note.facts = {"version": 2, "rollout": rollout}
                 if step == "evaluation":
@@ -86,7 +86,7 @@ def test_runs_are_counted_by_verdict_once_and_over_restart(bench):
         run_pipeline(b.settings.store, name, *states, decision=decision)
     run_pipeline(b.settings.store, "on trial", *RELEASED, rollout="canary")
     run_pipeline(b.settings.store, "kept", *("done",) * 5, "refused", rollout="none")
-    with noted(b.settings.store, "at work", "extraction"):
+    with step_note(b.settings.store, "at work", "extraction"):
         expected = {**dict.fromkeys(store_status.VERDICTS, 1), "gate_inconclusive": 2}
         shown = Shown(b)
         assert verdicts(shown.after()) == expected

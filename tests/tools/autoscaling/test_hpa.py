@@ -16,12 +16,16 @@ FREE_DOWN = Rules(stabilization_seconds=0, policies=(ScalingPolicy("Percent", 10
 
 
 def spec(
-    *metrics: Metric, least: int = 1, most: int = 100, up: Rules = FREE, down: Rules = FREE_DOWN
+    *metrics: Metric,
+    min_replicas: int = 1,
+    max_replicas: int = 100,
+    up: Rules = FREE,
+    down: Rules = FREE_DOWN,
 ) -> Autoscaler:
     return Autoscaler(
         metrics=metrics or (Metric(name="queue", target=100),),
-        least=least,
-        most=most,
+        min_replicas=min_replicas,
+        max_replicas=max_replicas,
         up=up,
         down=down,
     )
@@ -142,7 +146,7 @@ rules = st.builds(
 def test_controller_never_violates_bounds_policies_tolerance_or_stabilisation(
     up, down, values, first
 ):
-    controller = Controller(spec(least=2, most=30, up=up, down=down))
+    controller = Controller(spec(min_replicas=2, max_replicas=30, up=up, down=down))
     current, raw, numbers = first, [first], [first]
     for turn, value in enumerate(values):
         before = current

@@ -67,7 +67,7 @@ def test_manifest_without_optional_fields_means_kubernetes_defaults(tmp_path):
         spec["triggers"][0]["metadata"]["threshold"] = "1.5"
 
     autoscaler = read_autoscaler(changed(tmp_path, bare))
-    assert autoscaler.least == 1
+    assert autoscaler.min_replicas == 1
     assert autoscaler.metrics[0].target == 1.5
     assert autoscaler.down.stabilization_seconds == 300
 
@@ -129,7 +129,7 @@ def test_target_of_metric_that_manifest_lacks_is_refused(tmp_path, capsys, short
         (lambda spec: spec["triggers"][0].update(type="cron"), "is of type cron"),
         (
             lambda spec: spec["triggers"][0].update(name="other"),
-            "metric is other, expected a simulated one",
+            "metric is other, expected one of the simulated metrics",
         ),
     ],
 )

@@ -40,8 +40,8 @@ def test_overload_adds_replicas_and_quiet_removes_them_within_bounds():
     spec = read_autoscaler(SHIPPED_AUTOSCALER)
     outcome = simulated(steps(5, 150, 150, 5, 5, 5, 5, 5))
     wanted = [moment.wanted for moment in outcome.moments]
-    assert all(spec.least <= each <= spec.most for each in wanted)
-    assert wanted[18] == spec.least
+    assert all(spec.min_replicas <= each <= spec.max_replicas for each in wanted)
+    assert wanted[18] == spec.min_replicas
     assert max(wanted) > 3
     assert wanted[-1] < max(wanted)
 

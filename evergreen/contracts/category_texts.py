@@ -16,14 +16,14 @@ from evergreen.config.features import category_of
 from evergreen.runtime.durable import write_whole
 from evergreen.runtime.errors import ContractError
 
-LISTED_WORDS = 1000
+LISTED_TEXTS = 1000
 """Maximum number of texts that are listed per column."""
-_HELD_WORDS = 20 * LISTED_WORDS
-"""Maximum texts per column that are counted in memory. When a column has more texts, the less
-frequent half of them is dropped."""
+_COUNTED_TEXTS = 20 * LISTED_TEXTS
+"""Maximum number of texts per column that are counted in memory. When a column has more texts, the
+less frequent half of them is dropped."""
 
 
-class WordCounts:
+class TextCounts:
     """Counter of columns' texts, which uses bounded memory.
 
     The same texts in the same order always produce the same list of texts. The counts are lower
@@ -33,19 +33,19 @@ class WordCounts:
     def __init__(self) -> None:
         self._counts: dict[str, Counter[str]] = {}
 
-    def add(self, column: str, words: Any) -> None:
+    def add(self, column: str, texts: Any) -> None:
         """Count the texts in an Arrow array. Null and "" are skipped."""
-        found = words.value_counts()
+        found = texts.value_counts()
         pairs = zip(found.field("values").to_pylist(), found.field("counts").to_pylist())
-        self._add(column, {word: count for word, count in pairs if word})
+        self._add(column, {text: count for text, count in pairs if text})
 
     def _add(self, column: str, found: Mapping[str, int]) -> None:
         counts = self._counts.setdefault(column, Counter())
         counts.update(found)
-        if len(counts) > _HELD_WORDS:
-            self._counts[column] = Counter(dict(_ordered(counts)[: _HELD_WORDS // 2]))
+        if len(counts) > _COUNTED_TEXTS:
+            self._counts[column] = Counter(dict(_ordered(counts)[: _COUNTED_TEXTS // 2]))
 
-    def merge(self, newer: "WordCounts") -> None:
+    def merge(self, newer: "TextCounts") -> None:
         """Add the counts of later rows."""
         for column, counts in newer._counts.items():
             self._add(column, counts)
@@ -56,7 +56,7 @@ class WordCounts:
         Returns True if a file was written. No file is written if all lists are empty.
         """
         lists = {
-            name: [word for word, _ in _ordered(counts)[:LISTED_WORDS]]
+            name: [text for text, _ in _ordered(counts)[:LISTED_TEXTS]]
             for name, counts in sorted(self._counts.items())
             if name not in without and counts
         }
@@ -69,15 +69,15 @@ def _ordered(counts: Counter[str]) -> list[tuple[str, int]]:
     return sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))
 
 
-def read_words(path: Path) -> dict[str, dict[int, str]]:
-    """Return the texts that `WordCounts.write` wrote, by column and category.
+def read_texts(path: Path) -> dict[str, dict[int, str]]:
+    """Return the texts that `TextCounts.write` wrote, by column and category.
 
     Raises:
         ContractError: the file is absent or corrupt.
     """
     try:
         lists = json.loads(path.read_text(encoding="utf-8"))
-        return {name: {category_of(word): word for word in words} for name, words in lists.items()}
+        return {name: {category_of(text): text for text in texts} for name, texts in lists.items()}
     except (OSError, ValueError, AttributeError, TypeError) as error:
         raise ContractError(f"{path} is not a file with the texts of columns: {error}") from error
 
@@ -86,7 +86,7 @@ def read_words(path: Path) -> dict[str, dict[int, str]]:
 class ShownValues:
     """Texts for the display of a run's categories."""
 
-    words: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
+    texts: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
     """Known texts of categories, by column."""
     hidden: Collection[str] = ()
     """Columns whose values are never shown, because they identify users
@@ -97,11 +97,11 @@ class ShownValues:
 
         Returns None for a hidden column.
 
-        >>> shown = ShownValues(words={"color": {244716414365860: "red"}}, hidden=["user"])
+        >>> shown = ShownValues(texts={"color": {244716414365860: "red"}}, hidden=["user"])
         >>> shown.text("color", 244716414365860), shown.text("color", 7), shown.text("user", 7)
         ("'red'", '7', None)
         """
         if column in self.hidden:
             return None
-        words = self.words.get(column, {})
-        return repr(words[category]) if category in words else str(category)
+        texts = self.texts.get(column, {})
+        return repr(texts[category]) if category in texts else str(category)
