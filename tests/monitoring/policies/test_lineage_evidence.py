@@ -213,17 +213,17 @@ def test_trail_starts_again_where_its_product_falls_to_one():
     )
 
 
-def test_factors_are_products_by_which_capital_is_multiplied():
+def test_e_value_is_multiplied_by_products_of_factors():
     lambdas = [fraction / 0.2 for fraction in FRACTIONS]
     payoffs = [0.2, -0.8, 0.1, 0.05]
     by_hand = [np.prod([1.0 - each * payoff for payoff in payoffs]) for each in lambdas]
     assert factors(payoffs, lambdas) == pytest.approx(by_hand, rel=1e-12)
-    # The bets of the first round get the share `start` of the capital in equal parts. The expected
-    # e-value is `start` times the mean of the factors, plus the rest of the capital.
-    capital = EValue({})
-    capital.bet(payoffs[1:2], [1.0], lambdas, enough=1e9)
-    start, cash = 1.0 - 1.0 / np.log2(3), 1.0 / np.log2(3)
-    assert capital.value == pytest.approx(cash + start * np.mean(factors(payoffs[1:2], lambdas)))
+    # The factors of the first round get the weight `start` in equal parts. The expected e-value is
+    # `start` times the mean of the factors, plus the remaining weight.
+    mixture = EValue({})
+    mixture.update(payoffs[1:2], [1.0], lambdas, enough=1e9)
+    start, rest = 1.0 - 1.0 / np.log2(3), 1.0 / np.log2(3)
+    assert mixture.value == pytest.approx(rest + start * np.mean(factors(payoffs[1:2], lambdas)))
 
 
 def test_estimated_time_of_change_is_near_change():
