@@ -20,7 +20,7 @@ def read(argv, environment=None, settings=InstallationSettings):
 
 def test_monitor_decides_by_newest_accepted_recommender_of_its_store(tmp_path):
     installation = read([*REQUIRED[:-1], str(tmp_path)])
-    with raises(TemporaryError, "no recommender"):
+    with raises(TemporaryError, "no accepted recommender"):
         with_rules(installation)
     accept_into(
         tmp_path, shop_with(monitor={"window_rows": 700, "drift_columns": 3, "daily_budget": 7})

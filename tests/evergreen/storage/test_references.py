@@ -49,7 +49,7 @@ def test_absent_files_and_other_kinds_are_named(stored):
     _, reference, file = stored
     with raises(ContractError, "RawDataset", "expected TrainingSet"):
         read_reference(reference, TrainingSet, source="the model")
-    with raises(ContractError, "no TrainingSet"):
+    with raises(ContractError, "no reference to a TrainingSet manifest"):
         read_reference(None, TrainingSet, source="the model")
     file.unlink()
     with raises(ContractError, file, "cannot be read"):

@@ -246,7 +246,7 @@ def test_unreadable_outcome_is_permanent_error(kubeflow, connect, tmp_path):
     folder = tmp_path / "store" / "runs" / store_name("a", "", kubeflow.runs[0]["run_id"])
     folder.mkdir(parents=True)
     (folder / "outcome.json").write_text("{torn")
-    with raises(PermanentError, f"outcome of {folder.name}"):
+    with raises(PermanentError, f"outcome of run {folder.name}"):
         trigger.state("a")
 
 
