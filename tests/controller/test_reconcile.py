@@ -646,6 +646,18 @@ def test_fenced_holder_cannot_write_first_configuration(deployment):
     assert deployment.repository.read_config() == "name: 2"
 
 
+def test_fenced_holder_cannot_write_after_first_configuration_is_withdrawn(deployment):
+    settings = dataclasses.replace(deployment.settings, recommender=MODEL_NAME)
+    with fenced(settings) as (stale, heir):
+        stale.repository.check_held = lambda: None
+        heir.write_config("name: 2")
+        heir.write_config(None)
+        assert heir.read_config() is None
+        with pytest.raises(TemporaryError, match="another controller changed"):
+            stale.repository.write_config("name: 1")
+    assert deployment.repository.read_config() is None
+
+
 def test_late_first_plan_of_fenced_holder_is_replaced(deployment):
     deployment.release(1)
     with fenced(deployment.settings) as (stale, heir):

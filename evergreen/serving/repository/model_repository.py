@@ -599,19 +599,17 @@ class ModelRepository:
     def write_config(self, text: str | None) -> None:
         """Replace the configuration atomically.
 
-        The replacement publishes the versions that the configuration names. If `text` is None, the
-        configuration is removed.
+        The replacement publishes the versions that the configuration names. If `text` is None, only
+        the comment with the lease remains, which counts as no configuration. The file is not
+        deleted, because a previous holder could then write it again as the first configuration.
 
         Raises:
             Changed: another controller has written the configuration since this lock was taken.
         """
         self.check_held()
         try:
-            if text is None:
-                self.objects.delete(self._config, if_generation=self._config_generation)
-                self._config_generation = ABSENT
-            else:
-                self._write_config(text)
+            if text is not None or self._config_generation != ABSENT:
+                self._write_config(text or "")
         except Changed as error:
             raise Changed(
                 f"another controller changed {self.uri}/{self._config} since this one began"
