@@ -108,7 +108,7 @@ def test_demo_loop_succeeds_on_own_file(
         ),
         (
             lambda folder, kaggle: kaggle(folder / "train.csv", 200),
-            "holds 200 rows, expected at least 1,000",
+            "has 200 rows, expected at least 1,000",
         ),
     ],
     ids=["absent", "empty folder", "a letter", "200 rows"],
