@@ -8,8 +8,8 @@ One server serves each network twice, with and without the cache. Every request 
 with the cache and to the model without, in alternating order. A slow moment of the machine
 therefore affects both models. Only one request is in flight, so that the time of one response is
 measured, including hashing. Half of the requests are planted hits, which the server's own counters
-must confirm. Requests do not wait for each other. The saved time at any hit rate therefore follows
-from the saving of a hit and the cost of a miss.
+must confirm. Requests do not wait for each other. Two figures therefore give the saved time at any
+hit rate: the time that a hit saves, and the time that a miss costs.
 
 Prints a table, and writes all figures as JSON. `cache_model` creates the requests and models.
 """

@@ -60,8 +60,8 @@ def pyarrow_whole(file: Path, folder: Path) -> Callable[[], int]:
     """Use pyarrow.csv.read_csv with types and threads, then parquet.write_table.
 
     pyarrow checks that the number of fields is right, the label is an integer, and the other fields
-    are numbers. `0x1f`, `nan`, `1.5` and ` 1` count as numbers. Categories stay strings without a
-    check.
+    are numbers. `0x1f`, `nan`, `1.5` and ` 1` count as numbers. Categories are read as strings, and
+    are not checked.
     """
 
     def work() -> int:

@@ -82,7 +82,8 @@ POLICIES = {
 PUBLISHED = {"every 5 h": 0.24, "every 1 h": 0.34, "every 30 min": 0.37}
 """Published gains in AUC points by interval, from table 2 of Monolith (Liu et al. 2022, arXiv
 2209.07663). Each gain is a difference of mean AUC between two DeepFM models on Criteo's rows. One
-model synchronises its parameters at this interval, and the other model trains only in batches."""
+of the two models synchronises its parameters at the given interval. The other model is trained only
+in batches."""
 PUBLISHED_SAVING = 45
 """Cost of stateless batch training divided by the cost of incremental training, as published by
 Grubhub (Egg 2021, arXiv 2107.07106)."""

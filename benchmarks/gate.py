@@ -131,7 +131,7 @@ def holdouts(rate: float, repeats: dict[int, int], *, seed: int) -> list[dict[st
 
 
 def gate_decision(rows: PlantedRows) -> str:
-    """Return the decision of the shipped gate without a minimum AUC."""
+    """Return the decision of the shipped gate, with a minimum AUC of 0."""
     settings = GateSettings(min_auc=0.0)
     return decide(
         rows.labels, rows.candidate, rows.champion, groups=rows.requests, settings=settings

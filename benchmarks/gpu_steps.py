@@ -675,7 +675,8 @@ def memory(name: str, *, is_quick: bool) -> StepFigures:
 def serving(name: str, *, is_quick: bool) -> StepFigures:
     """Measure the served graph in ONNX Runtime with the CUDA provider and with the CPU provider.
 
-    The figures are milliseconds per response, and the differences between the scores.
+    The figures are the response times in milliseconds, and the largest difference between the
+    scores of both providers.
     """
     step = StepFigures()
     try:

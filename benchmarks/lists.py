@@ -1,4 +1,4 @@
-"""Compare the cost of a list with the cost of equally many flat columns in the served graph.
+"""Compare the cost of a list with the cost of flat columns in the served graph.
 
 Run by `make benchmark-lists`. ONNX Runtime runs three graphs one after the other, without a server.
 The first graph has 26 columns. The second graph adds a list of up to 20 elements of the first

@@ -163,8 +163,8 @@ class Latencies:
 def run_precisely(main: Coroutine[Any, Any, T]) -> T:
     """Run `asyncio.run` with timers precise to microseconds, for up to about 1000 open sockets.
 
-    The default loop's epoll rounds every wait up to a millisecond, which would be added to shorter
-    requests.
+    The epoll of the default loop rounds every wait up to whole milliseconds. The measured times of
+    short requests would then be too long.
     """
     loop = asyncio.SelectorEventLoop(selectors.SelectSelector())
     task = loop.create_task(main)

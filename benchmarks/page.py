@@ -29,7 +29,7 @@ a count."""
 NAMES = [*PLANS, "gpu"]
 _LIMITS = {
     "product_gflop_s": "The machine multiplied float32 matrices at {:g} GFLOP/s.",
-    "copy_gb_s": "A copy in memory ran at {:g} GB/s.",
+    "copy_gb_s": "The machine copied memory at {:g} GB/s.",
     "fsync_ms": "A write with fsync took {:g} ms.",
 }
 _INTRODUCTION = """# Performance

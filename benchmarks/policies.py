@@ -248,7 +248,8 @@ def study(case: PolicyCase, *, streams: int, falls: int, seed: int) -> dict[str,
 def _pooled_auc(traffic: ClickTraffic, auc: float, *, rows: int = 4_000_000) -> float:
     """Return the AUC over all pairs of rows of `traffic`, as the gate measures it.
 
-    Without users, the AUC is exact. With users, the AUC is estimated from a sample.
+    If users do not differ (`user_spread` is 0), this AUC equals `auc`. Otherwise, the AUC is
+    estimated from a sample.
     """
     if not traffic.user_spread:
         return auc
@@ -259,8 +260,9 @@ def _pooled_auc(traffic: ClickTraffic, auc: float, *, rows: int = 4_000_000) -> 
 
 
 def study_users(traffic: ClickTraffic, *, streams: int, seed: int) -> dict[str, Any]:
-    """Return the false alarms of two tests: with requests, and with rows, as independent units.
+    """Return the false alarms of two tests that differ in their independent units.
 
+    The first test treats requests as independent, and the second test treats rows as independent.
     The tests use `EDGE_ALPHA` and no tolerance, so that their false alarms reach the bound. The
     gate's AUC is computed over all pairs of rows.
     """

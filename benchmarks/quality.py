@@ -9,10 +9,11 @@ of the recommender's file. Each figure is a mean over seeds, with minimum and ma
 new rows and initial weights. The Bayes-optimal AUC is the AUC of the true click probabilities.
 
 The choice of variants favours both peers. DeepCTR-Torch runs one, two and three passes, with our
-batch size. LightGBM builds 25, 50, 100 and 200 trees, otherwise with its defaults. For each peer,
-only the variant with the lowest log loss on the evaluation rows is reported. The training times of
-the other variants do not count. DeepCTR-Torch gets the encoded rows. LightGBM gets the raw numbers
-with their gaps, the ids as categories, and for each list the counts of its ids.
+batch size. LightGBM builds 25, 50, 100 and 200 trees. All other settings of LightGBM are its
+defaults. For each peer, only the variant with the lowest log loss on the evaluation rows is
+reported. The training times of the other variants do not count. DeepCTR-Torch gets the encoded
+rows. LightGBM gets the raw numbers with their gaps, the ids as categories, and for each list the
+counts of its ids.
 """
 
 import sys

@@ -247,7 +247,7 @@ def _print_closed(results: dict[str, Any]) -> None:
 
 
 def _print_half_load(results: dict[str, Any]) -> None:
-    """Print the results of the open loops, and the parts of the time in the server."""
+    """Print the results of the open loops, and the mean time of each part of a request."""
     for batch, result in results.items():
         print(
             f"\nopen loop, {batch} rows, {result['requests_per_second']:,.0f} requests/s (half of "

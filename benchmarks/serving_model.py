@@ -1,9 +1,9 @@
 """Create the served workflow, models and requests of the serving benchmark.
 
-The workflow is fitted on rows of the demo's simulator. All servers must give equal scores, because
-they use this workflow. The models have the demo's shape and random weights, because speed does not
-depend on training. The expected scores come from NumPy, with `FeatureWorkflow` and the network as
-in the papers.
+The workflow is fitted on rows of the demo's simulator. All servers use this workflow, and must
+therefore return equal scores. The models have the demo's shape and random weights, because speed
+does not depend on training. The expected scores come from NumPy, with `FeatureWorkflow` and the
+network as in the papers.
 """
 
 from dataclasses import replace

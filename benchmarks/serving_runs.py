@@ -336,10 +336,10 @@ def ratios(ours: Sequence[dict[str, Any]], others: Sequence[dict[str, Any]], fig
 
 
 def least_ms(rounds: dict[str, list[dict[str, Any]]]) -> list[float]:
-    """Return a lower bound of the p50 of every server that runs the graph, per round.
+    """Return a lower bound of the p50 for each round, in milliseconds.
 
-    The bound is the p50 of the echo model, plus the p50 of ONNX Runtime with a pause before each
-    batch (`WOKEN`).
+    No server that runs the graph can have a lower p50. The bound is the p50 of the echo model, plus
+    the p50 of ONNX Runtime with a pause before each batch (`WOKEN`).
     """
     return [floor["p50_ms"] + woken["p50_ms"] for floor, woken in zip(rounds[FLOOR], rounds[WOKEN])]
 

@@ -142,7 +142,7 @@ class TimedRows:
 
 
 class SimulatedLineage:
-    """Lineage of models: a registry and a repository in one folder, with the runs over a lake."""
+    """Lineage of models that are trained on one lake, with their registry and repository."""
 
     def __init__(self, root: Path, *, lake: Path, warm: WarmSteps) -> None:
         """Create a lineage without models in the existing folder `root`."""
@@ -326,7 +326,7 @@ class SimulatedLineage:
                 shutil.rmtree(day)
 
     def _metrics_text(self, _: str) -> str:
-        """Return metrics in the text format of a server."""
+        """Return the counters as text, in the format of Triton's metrics page."""
         lines = []
         for (name, version), requests in self._counts.items():
             of = f'{{model="{name}",version="{version}"}}'

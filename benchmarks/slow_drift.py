@@ -75,7 +75,7 @@ class SlowDrift:
 
 @dataclass(frozen=True, kw_only=True)
 class SimulatorSnapshot:
-    """State of the simulator at one hour."""
+    """State of the simulator during one step."""
 
     hours: float
     """Start of the step in hours."""

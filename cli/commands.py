@@ -71,7 +71,8 @@ COMMANDS: dict[tuple[str, ...], Command] = {
     ),
     ("data", "quarantine"): Command("cli.quarantine", "list quarantined rows"),
     ("data", "lineage"): Command(
-        "components.extraction.lineage", "show which model was trained on which day's version"
+        "components.extraction.lineage",
+        "list the days that each model was trained on, with the version of each day",
     ),
     ("models", "list"): Command(_MODELS, "list releases, rollbacks and promotions", ("list",)),
     ("models", "show"): Command(_MODELS, "print a model's card, or write it as a page", ("show",)),

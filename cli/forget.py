@@ -310,7 +310,10 @@ def _plain(values: Any) -> Any:
 
 
 def rewrite(objects: Objects, info: ObjectInfo, clean: Cleaning) -> None:
-    """Replace a Parquet file by the rows that `clean` returns, without dictionaries."""
+    """Rewrite a Parquet file with the rows that `clean` returns.
+
+    Dictionary columns become plain columns.
+    """
     with (
         TemporaryDirectory(prefix="evergreen-forget-") as scratch,
         local_copy(objects, info.name) as path,

@@ -77,8 +77,8 @@ warm-ups."""
 P99_SECONDS = 10.0
 """Seconds between two readings of the p99."""
 P99_READINGS = 12
-"""Number of p99 readings that are stored, and that a comparison requires. The readings span two
-minutes."""
+"""Maximum number of stored p99 readings. A comparison needs this number of readings. The readings
+span two minutes."""
 NONE, BAKES, ROLLED_BACK = "none", "bakes", "rolled_back"
 _RETRY_ROUNDS = 128
 """Maximum number of rounds between two attempts of a failing rollback. The number of rounds doubles

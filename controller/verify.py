@@ -217,7 +217,7 @@ def _check_hashes(
         detail = (
             f"sha256 {found}"
             if found == expected
-            else f"sha256 is {found}, expected {expected} as released"
+            else f"sha256 is {found}, expected {expected} as in the release"
         )
         checks.append(HashCheck(name=name, passed=found == expected, detail=detail))
     passed = {check.name for check in checks if check.passed}
@@ -268,7 +268,7 @@ def _check_golden(
         features = golden.features
         largest = check_scores(score(session, golden), golden, source="graph")
         if expected is not None and (sha256 := sha256_file(path)) != expected:
-            raise ContractError(f"sha256 is {sha256}, expected {expected} as released")
+            raise ContractError(f"sha256 is {sha256}, expected {expected} as in the release")
     except ContractError as error:
         return HashCheck(name="golden rows", passed=False, detail=str(error)), features
     found = HashCheck(

@@ -51,8 +51,8 @@ POLICIES = (SEQUENTIAL, NOTIFY_ONLY)
 people."""
 
 _BAKE_SECONDS = 2.0
-"""Seconds for which a new version bakes. The time is short, because a demo must not take an
-hour."""
+"""Duration of a new version's baking in seconds. The default of an hour would be too long for a
+demo."""
 
 _MAX_REQUEST_RATE = 80.0
 """Requests per second that a laptop can send during a training run."""
@@ -335,9 +335,9 @@ def _files(data: Path) -> list[Path]:
 
 
 def _drafted_files(data: Path) -> list[Path]:
-    """Return the files from which a recommender may be drafted.
+    """Return the data files from which a recommender can be drafted.
 
-    If the path is a single file, its name does not matter.
+    If `data` is a single file, the file is returned whatever its name is.
     """
     return (
         [path for path in _files(data) if path.name.endswith(_DRAFTED_FORMS)]

@@ -128,7 +128,7 @@ class Ranking:
 
     @property
     def positions(self) -> NDArray[np.int32]:
-        """[k] positions in the list, from 1."""
+        """[k] position of each candidate in the ranking, from 1 to k."""
         return _positions_of(len(self.scores))
 
 

@@ -179,7 +179,8 @@ class PlannedClient:
             columns: Expected columns, see `ScoringClient`.
             max_shadows: Maximum number of shadow requests at the same time. Any further shadow
                 request is dropped.
-            timer: Monotonic clock in seconds. The clock measures the deadline that both arms share.
+            timer: Monotonic clock in seconds. If the canary fails, this clock shows how much of the
+                request's deadline is left for the stable arm.
         """
         self._settings = settings or ClientSettings()
         self._timer = timer

@@ -153,7 +153,7 @@ class Journal:
 def _last_line(path: Path) -> dict[str, Any] | None:
     """Return the file's last complete line, or None.
 
-    If the file has no complete line, the last line of the file that it replaced is returned.
+    If the file has no complete line, return the last line of the rotated file (suffix `.1`).
     """
     for each in (path, path.with_name(f"{path.name}.1")):
         if each.exists() and (complete := each.read_bytes().split(b"\n")[:-1]):

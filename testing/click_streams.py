@@ -126,7 +126,10 @@ NO_KPIS = Kpis(
 
 
 class Windows:
-    """KPIs of windows of `rows` rows in a stream, computed once for all policies."""
+    """KPIs of a stream's windows.
+
+    A window has up to `rows` rows. All policies share the computed KPIs.
+    """
 
     def __init__(self, stream: MaturedRows, rows: int) -> None:
         self._stream, self._rows, self._known = stream, rows, dict[int, Kpis]()

@@ -52,9 +52,9 @@ class Releases:
     changed_again_at: float | None = None
     """Time of the second drift."""
     can_recover: bool = True
-    """Whether a version that was trained on rows after the drift has the AUC `auc` again."""
+    """Whether the AUC rises to `auc` again if a version was trained on rows after the drift."""
     recovers_after: float = 300.0
-    """Minimum time in seconds from a drift to the newest training row of a version that has the AUC
+    """Minimum time in seconds from a drift to the newest training row of a version whose AUC is
     `auc` again."""
     gate_half_width: float = 0.0
     """Half the width of the gate's confidence interval. If the width is 0, the gate measured the

@@ -23,7 +23,10 @@ STEP = "import runpy; runpy.run_module('components.{}', run_name='__main__', alt
 
 
 class WarmSteps:
-    """A context with one waiting process per environment, which is killed at the end."""
+    """Context manager that starts one waiting process for each environment.
+
+    The end of the context kills these processes.
+    """
 
     def __init__(self) -> None:
         self._stack = ExitStack()
@@ -46,7 +49,7 @@ class WarmSteps:
     def of(self, step: str, variables: dict[str, str]) -> Warm:
         """Return the waiting process of the step's environment.
 
-        The process has the variables `variables`.
+        If the process does not exist yet, it is started with the environment variables `variables`.
         """
         name = ENVIRONMENT_OF_STEP[step]
         if name not in self._known:

@@ -23,7 +23,8 @@ ENVIRONMENT_OF_FOLDER = {
     "evergreen/networks": "training",
     "components/evaluation": "training",
 }
-"""Test environments by folder. All other folders run in `driver`."""
+"""Virtual environment for the tests of each folder. The tests in all other folders run in
+`driver`."""
 # tests/hugectr_double has no tests. Only the tests of the HugeCTR engine import the test double.
 collect_ignore = ["hugectr_double"]
 

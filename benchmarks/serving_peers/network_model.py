@@ -1,7 +1,7 @@
 """Run the network on encoded rows in Triton's python backend.
 
-The peer `reference` runs this model after `nvtabular_model`. The model runs on one thread. The
-embeddings are looked up in this module, and the network is the export of training. The code is
+The peer `reference` runs this model after `nvtabular_model`. The model runs on one thread. This
+module looks up the embeddings. The network is the ONNX file that training exported. The code is
 independent of deployment's graph, so equal scores show that both are correct.
 """
 

@@ -48,7 +48,7 @@ def draw_window(
     Args:
         simulator: Simulator of the rows.
         rows: Number of rows.
-        random: Random generator. Equal generators draw equal windows.
+        random: Random generator. Two generators with the same seed draw the same window.
         requests: How rows form requests: `EQUAL`, `UNEQUAL` or `INDEPENDENT`.
     """
     drawn = simulator.draw(rows, random)

@@ -22,7 +22,7 @@ def evaluation(
 
     Args:
         run: Kubeflow's name of the run.
-        run_resource: Name of its workflow, which is used if a schedule's run has no other name.
+        run_resource: Name of the run's workflow. This name identifies a run of a schedule.
         run_id: Kubeflow's id of the run. Empty on this machine.
         store: Folder URI of the model registry.
         work: Folder URI for big data. The step writes below <work>/<run>/evaluation.

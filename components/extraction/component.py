@@ -25,7 +25,7 @@ def extraction(
 
     Args:
         run: Kubeflow's name of the run.
-        run_resource: Name of the run's workflow, used if the run of a schedule has no other name.
+        run_resource: Name of the run's workflow. This name identifies a run of a schedule.
         run_id: Kubeflow's id of the run. Empty in a local run.
         store: Folder of the model registry, file:// URI or absolute path.
         work: Folder for big data, file:// URI or absolute path.

@@ -1,8 +1,8 @@
 """Duplicate rows: keep one copy of each (request id, row), and count the dropped copies by kind.
 
 Copies with equal content are redeliveries. Among copies with different content, the newest copy is
-kept. The newest copy has the latest event time. Among copies with the same event time, a copy with
-a click is newer, because a click comes after its row was shown. If the copies are still tied, the
+kept. The newest copy has the latest event time. If the event times are equal, a copy with a click
+counts as newer, because a user first sees a row and then clicks. If the copies are still tied, the
 content itself decides, so that the result never depends on the order of files. Rows of a
 back-filled version are corrections, and are always kept.
 """

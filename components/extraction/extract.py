@@ -311,7 +311,7 @@ def _expect_rows(
             else ""
         )
         raise ContractError(
-            f"window {window} holds {found}, expected at least {_MIN_ROWS}; {lake.describe()}: "
+            f"window {window} has {found}, expected at least {_MIN_ROWS}; {lake.describe()}; "
             f"{others}{again}"
         )
     newest = baselines.watermark

@@ -550,6 +550,6 @@ class Lake:
     def describe(self) -> str:
         """Return a phrase for messages: the lake's name and its first and last day."""
         days = self.files.days
-        return f"lake {self.files.name} holds " + (
+        return f"lake {self.files.name} has " + (
             f"days {days[0]} to {days[-1]}" if days else "no rows"
         )

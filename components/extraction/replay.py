@@ -125,7 +125,7 @@ def draw_replay(
                 continue
             if wanted[REPLAYED]:
                 raise
-            logger.warning("no old rows are held out: %s", error)
+            logger.warning("no rows of earlier days are held out for evaluation: %s", error)
             return DrawnReplay(num_rows=0, num_holdout_rows=0, days=[])
         reader.add(part)
         return drawn

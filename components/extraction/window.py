@@ -6,8 +6,8 @@ the files, and `components.extraction.holdout` selects the holdout.
 - Watermark: without an explicit window, a run begins after its parent's newest training row. The
   parent's holdout rows are newer, so this run trains on them. If a run fails, or validation or the
   gate refuses it, its model does not become a parent. The next run then reads the same rows again.
-  Without a parent, the window begins `full_days` before its end, or with the lake's first row if
-  `full_days` is 0.
+  If there is no parent, the window begins `full_days` days before its end. If `full_days` is 0, the
+  window begins with the lake's first row.
 - Late rows: see `components.extraction.seen_files`.
 - Clock: rows ahead of the clock by more than a tolerance are in no window and do not move the
   watermark. A later run reads these rows once the clock has passed their time.

@@ -17,7 +17,7 @@ def run_outcome(
 
     Args:
         run: Kubeflow's name of the run.
-        run_resource: Name of the run's workflow, used if the run of a schedule has no other name.
+        run_resource: Name of the run's workflow. This name identifies a run of a schedule.
         run_id: Kubeflow's id of the run. Empty in a local run.
         store: Folder URI of the model registry.
         trigger_id: Retrain request that the run answers. Empty for a run started by hand.

@@ -51,7 +51,7 @@ logger = logging.getLogger(__name__)
 NumberedBatch = tuple[int, pa.RecordBatch]
 """Index of the first row of a batch, and the batch. The index counts the rows of all files."""
 _AddressedPart = tuple[str, FilePart]
-"""File address for a runner's machine, and the row group to read."""
+"""Address from which a runner's machine reads a file, and the row group to read."""
 
 _UPLOADS = 8
 """Number of files that are copied to a bucket in parallel."""

@@ -23,7 +23,7 @@ def validation(
 
     Args:
         run: Kubeflow's name of the run.
-        run_resource: Name of its workflow, which is used if a schedule's run has no other name.
+        run_resource: Name of the run's workflow. This name identifies a run of a schedule.
         run_id: Kubeflow's id of the run. Empty on this machine.
         store: URI of the model registry.
         work: URI of the folder for big files.

@@ -29,7 +29,7 @@ _SUMMARIES = {
     "start": "load an evaluated model beside the live model, and send traffic to it",
     "status": "evaluate the canary without changing anything",
     "advance": "give the canary its next share of users, or release the canary, without a test",
-    "abort": "take all traffic from the canary after the move in progress",
+    "abort": "return all traffic to the live version, once the controller's current move has ended",
 }
 
 

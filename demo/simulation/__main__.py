@@ -214,8 +214,8 @@ def _open_traffic(options: argparse.Namespace, recommender: "Recommender") -> "T
         )
     if options.keep_requests:
         raise ContractError(
-            "--keep-requests is given with --simulator, expected --data: simulated rows have no "
-            "requests"
+            "--keep-requests is given with --simulator, expected --data: only rows of a file are "
+            "grouped into requests"
         )
     drifted = Simulator.load(options.drifted_simulator) if options.drifted_simulator else None
     return SimulatedTraffic(

@@ -194,7 +194,7 @@ class Alias(NamedTuple):
 
 @dataclass(frozen=True)
 class CategoryTable:
-    """Frequencies, 32-bit hashes and planted weights of a categorical column.
+    """Frequency, 32-bit hash and planted weight of each category in a column.
 
     The last entry of `keys` and `weights` is for the missing value.
     """

@@ -120,8 +120,7 @@ class ListOptions:
     """
 
     type: Literal["int64", "string"] = "int64"
-    """Type of the elements, as for a categorical feature. If `table` is set, the type is that of
-    the feature in `table`."""
+    """Type of the elements. If `table` is set, the list has the type of the feature in `table`."""
     max: int = 10
     """Maximum number of elements per row. If a list is longer, `keep` decides which elements are
     dropped."""
@@ -362,11 +361,11 @@ class Features:
     list is empty. Each list has `ListOptions.max` columns of the tensor `categorical`, after the
     categorical features."""
     numeric_options: Mapping[str, NumericOptions] = field(default_factory=dict)
-    """Options of each numeric feature whose options differ from the defaults."""
+    """Options by numeric feature. A feature without an entry has the default options."""
     categorical_options: Mapping[str, CategoricalOptions] = field(default_factory=dict)
-    """Options of each categorical feature whose options differ from the defaults."""
+    """Options by categorical feature. A feature without an entry has the default options."""
     list_options: Mapping[str, ListOptions] = field(default_factory=dict)
-    """Options of each list whose options differ from the defaults."""
+    """Options by list. A list without an entry has the default options."""
 
     def __post_init__(self) -> None:
         """Check the columns, and convert the lists of JSON to tuples."""

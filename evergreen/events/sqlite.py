@@ -224,9 +224,9 @@ class SqliteLog:
 
         Returns the start time of the last pull that found fewer messages than requested.
 
-        The watermark does not move while a pulled message waits for its acknowledgement. The
-        watermark also does not move while a killed predecessor may hold leases, because no pull
-        returns a leased message.
+        The watermark does not move while a pulled message waits for its acknowledgement. No pull
+        returns a message that is still leased to a killed reader. The watermark therefore does not
+        move until such leases have expired.
         """
         if self._drained_at is not None and not self._pulled and self._is_settled(self._drained_at):
             self._read_up_to = self._drained_at

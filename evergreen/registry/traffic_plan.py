@@ -90,9 +90,9 @@ class TrafficPlan(Manifest):
     lease: int = 0
     """Lease number of the controller that wrote the plan. 0 in plans of older releases."""
     baseline: Baseline = field(default_factory=dict)
-    """Counters of the servers at the time when the plan was published. The controller subtracts the
-    baseline from later counters, and clients ignore the baseline. The counters are part of the
-    plan, so that a stage and its initial counters are written atomically."""
+    """Counters of the servers at the time when the plan was published. The controller subtracts
+    these values from later values of the counters. Clients ignore the baseline. The counters are
+    part of the plan, so that a stage and its initial counters are written atomically."""
 
     def __post_init__(self) -> None:
         expect(

@@ -290,7 +290,8 @@ def _categories_of_text(texts: Any) -> Any:
 def _whole_numbers(column: Any) -> Any:
     """Convert numbers to whole numbers.
 
-    A fraction becomes null. A float that is too large to be exact also becomes null.
+    A number with a fractional part becomes null. A float that is too large to be exact also becomes
+    null.
     """
     if pa.types.is_floating(column.type):
         exact = meanings.EXACT_BELOW[str(column.type)]

@@ -80,9 +80,9 @@ class KubeflowServer:
         namespace: Namespace in a multi-user installation. The namespace must be empty in a
             single-user installation.
         token_file: File with the token. The file is read again for each request. If `token_file` is
-            empty, the file is the one in kfp's own environment variable. If the variable is not
-            set, the file is the pod's projected token. If this default file is absent, no token is
-            sent. A single-user installation needs no token.
+            empty, kfp's variable `KF_PIPELINES_SA_TOKEN_PATH` names the file. If the variable is
+            not set, the file is the pod's projected token. If this default file is absent, no token
+            is sent. A single-user installation needs no token.
         timeout_seconds: Timeouts of each request: one for connecting, and one for reading.
 
     Every method raises TemporaryError if the server does not answer, reports an error of its own,

@@ -33,9 +33,9 @@ class TableColumn:
     is_flexible: bool = False
     """Whether cells are cut with an ellipsis to make the table fit."""
     is_cut_in_middle: bool = False
-    """Whether long cells are cut in the middle, because names differ at their ends. At most one
-    column of a table is cut in the middle. The cells of this column are cut before the cells of
-    flexible columns."""
+    """Whether long cells are cut in the middle. Their ends stay visible, because similar names
+    differ at the ends. At most one column of a table is cut in the middle. The cells of this column
+    are cut before the cells of flexible columns."""
     is_number: bool = False
     """Whether cells are aligned to the right."""
     is_wide_only: bool = False

@@ -256,7 +256,7 @@ class BucketObjects:
         moved = self.list(f"{source}/")
         if not moved:
             raise ContractError(
-                f"{self.uri}/{source} is absent, expected a folder to move to {target}"
+                f"{self.uri}/{source} cannot be moved to {target}: the folder does not exist"
             )
         if self.list(f"{target}/"):
             raise ContractError(f"{self.uri}/{target} exists already, expected nothing there")

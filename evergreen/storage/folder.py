@@ -194,7 +194,9 @@ class FolderObjects:
         before, after = self.local(source), self.local(target)
         with self._changing(after):
             if not self.list(f"{source}/"):
-                raise ContractError(f"{before} is absent, expected a folder to move to {after}")
+                raise ContractError(
+                    f"{before} cannot be moved to {after}: the folder does not exist"
+                )
             if self.list(f"{target}/") or after.is_file():
                 raise ContractError(f"{after} exists already, expected nothing there")
             if after.is_dir():

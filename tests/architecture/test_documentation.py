@@ -33,8 +33,8 @@ SPEED = re.compile(
     r"(?:processor|wall)))"
     r"|\b(\d[\d,]*\.\d+) m?s\b"
 )
-"""Pattern of measured speed: rates, multiples of another time, and times with decimals. Integers on
-the pages are settings, so the pattern does not match them."""
+"""Pattern of measured speed: rates, multiples of another time, and times with decimals. Times
+without decimals are settings, such as timeouts, so the pattern does not match them."""
 OLD = re.compile(r"[Nn]ot\s+measured\s+again\s+since\s+\d{4}-\d\d-\d\d")
 
 

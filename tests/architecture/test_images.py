@@ -142,7 +142,10 @@ def test_image_starts_its_program_and_prints_help_without_heavy_imports(name, im
 
 
 def renders_pages(name: str) -> bool:
-    """Return whether the image contains code outside of `evergreen` that renders pages."""
+    """Return whether a program of the image writes HTML pages.
+
+    Code in the package `evergreen` does not count as a program.
+    """
     sources = {source for origin, source, _ in stages(name)[-1].copies() if not origin} - {
         "evergreen"
     }
@@ -151,7 +154,7 @@ def renders_pages(name: str) -> bool:
 
 
 DRAWN = [name for name in IMAGES if renders_pages(name)]
-"""Images whose programs render pages."""
+"""Images with a program that writes HTML pages."""
 
 
 @pytest.mark.parametrize("name", DRAWN)

@@ -73,7 +73,8 @@ WHOLE = {
 class KubectlDouble:
     """Test double of kubectl, with answers by namespace and object.
 
-    An object without an answer does not exist. If an answer is an exception, kubectl fails with it.
+    If `answers` has no entry for an object, the object does not exist. If an answer is an
+    exception, kubectl fails with it.
     """
 
     def __init__(self, answers: dict) -> None:

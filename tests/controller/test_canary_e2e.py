@@ -208,7 +208,10 @@ def test_command_line_needs_only_store_and_prints_result_as_json(
 
 
 def test_servers_counters_are_those_of_each_arm_by_version(beside, triton, client, raw_rows):
-    """The test counts by hand, because the policy depends on Triton's names, labels and units."""
+    """Compare the counters with the requests that the test sent.
+
+    The policy depends on Triton's names, labels and units.
+    """
     beside()
     address = triton.metrics_url.removeprefix("http://").removesuffix("/metrics")
     arms = {

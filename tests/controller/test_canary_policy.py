@@ -93,7 +93,8 @@ def test_equal_model_is_aborted_no_more_often_than_stated(rows):
 def test_few_clicks_are_no_evidence_however_many_pairs_there_are(rows):
     """Three clicks among 2000 pairs are too few for a normal approximation.
 
-    With a normal approximation, one of thirty equal models would be aborted at a single look.
+    With a normal approximation, a single look would abort one of thirty canaries that equal the
+    live model.
     """
     policy = CanaryPolicy()
     found = [

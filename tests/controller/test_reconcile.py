@@ -297,9 +297,9 @@ def test_failed_release_is_undone_by_moves_of_table_before_it_is_refused(deploym
 
 
 def test_record_of_fenced_holder_has_no_effect_after_adoption_of_intent(deployment):
-    """The search of the protocol's model found this case.
+    """Pause a holder between its last check and the record of its change.
 
-    A holder paused between its last check and the record of its change.
+    The search over all states of the protocol model found this case.
     """
     deployment.release(1)
     request = requested(deployment, 2)

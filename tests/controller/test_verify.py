@@ -294,7 +294,7 @@ def test_golden_rows_that_hold_and_are_not_released_ones_are_named(released, lak
     (check,) = [
         c for c in verify(VERSION, store, FolderObjects(folder)).checks if c.passed is False
     ]
-    assert (check.name, "as released" in check.detail) == ("golden rows", True)
+    assert (check.name, "as in the release" in check.detail) == ("golden rows", True)
 
 
 def test_moved_store_is_verified_at_its_new_path(released, lake, store):

@@ -165,9 +165,9 @@ def test_wrong_scores_need_two_readings_and_reloads_become_ever_rarer(
 
 
 class Overloaded(Counted):
-    """Test double of a server that rejects requests like the real server with a full queue.
+    """Test double of a server that rejects every request because its queue is full.
 
-    tests/e2e/test_serving_faults.py checks that the real server rejects requests in the same way.
+    tests/e2e/test_serving_faults.py checks that a real server rejects requests with the same error.
     """
 
     def infer(self, *_, **__):

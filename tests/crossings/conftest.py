@@ -249,8 +249,8 @@ def chain(tmp_path_factory, warm):
     )
     chain.turn("round-1")
     chain.warm = warm
-    # A changed manifest says that the first model was live during its own extraction. The gate
-    # therefore compares the first model with itself.
+    # In a changed manifest, the first model is its own champion. The gate therefore compares the
+    # first model with itself.
     first = chain.rounds[0]
     folder = first.paths["extraction"].parent
     live_first = keep(

@@ -121,7 +121,7 @@ def extracted(folder, lake, *, run: str) -> tuple[RawDataset, dict]:
 
 
 def download_all_of(lake: str, folder) -> None:
-    """Download the bucket's objects to the files that a mounted bucket would show."""
+    """Download the bucket's objects into `folder`, with the layout of a mounted bucket."""
     objects = open_objects(lake)
     for each in objects.list():
         download(objects, each.name, folder / each.name)

@@ -139,8 +139,8 @@ class KeysWithMarkup(dict):
 
 
 KINDS = ("number", "category", "label", "block", "warn", "info")
-"""Kinds of columns and severities in a validation report. The page shows each kind in another
-form."""
+"""Kinds of columns and severities in a validation report. Each of these kinds has its own form on
+the page."""
 
 
 def with_markup(value):

@@ -1,4 +1,4 @@
-"""Tests of weighted rows, up to the served graph: the predicted clicks stay calibrated.
+"""Tests that the served graph is calibrated after training on weighted rows.
 
 In the file of the first day, only one in ten rows without a click remains, with a weight of 10. The
 second day's rows come from an archive, so they have no weights.

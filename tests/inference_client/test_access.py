@@ -1,4 +1,7 @@
-"""Tests of TLS and tokens with real gRPC servers, and of the errors if they are wrong."""
+"""Tests of TLS and tokens with real gRPC servers.
+
+Further tests check the errors for invalid certificates and tokens.
+"""
 
 import asyncio
 import logging

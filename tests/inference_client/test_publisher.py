@@ -408,8 +408,8 @@ def test_partition_that_is_lost_loses_its_own_records_alone(time, prediction):
     publisher = PartitionedPublisher(
         [publisher_of(log, time, max_queued=share.max_queued) for log in logs]
     )
-    # crc32 assigns the three requests in `lost` to the second partition. The second partition has
-    # half of the queue, which has room for one more request.
+    # crc32 assigns the three requests in `lost` to the second partition. Each partition has half of
+    # the queue, which has room for four rows. One request has four rows.
     names = [f"r{number}" for number in range(20)]
     lost = [name for name in names if zlib.crc32(name.encode()) % 2][:3]
     stored_name = next(name for name in names if not zlib.crc32(name.encode()) % 2)

@@ -1,4 +1,4 @@
-"""Tests that rows read from Parquet files equal the rows of the written table."""
+"""Tests that the reader of Parquet files returns the rows that were written to the files."""
 
 import numpy as np
 import pyarrow as pa

@@ -1,4 +1,4 @@
-"""Tests that target, metrics, bounds and pace of autoscaling are consistent."""
+"""Tests that the manifests of autoscaling agree on metrics, targets, bounds and pace."""
 
 import pytest
 import yaml

@@ -29,7 +29,7 @@ REFERENCE = (
 yamls/Autoscaling_custom_metrics/1_custom-metric-server-config.yaml. The namespace is that of
 NVIDIA's deployment. The factor 1000 converts the query's milliseconds to microseconds."""
 TRUE = {"{}": 1}
-"""Result of a true comparison in Prometheus."""
+"""Result that Prometheus returns if a comparison is true."""
 
 
 def shipped(*pods):

@@ -32,7 +32,10 @@ def only_container(manifest: Manifest) -> Manifest:
 def command_line(
     container: Manifest, variables: dict[str, str], replaced: dict[str, str]
 ) -> list[str]:
-    """Return command and arguments with variables filled in and paths moved."""
+    """Return the command line that runs the container's program on this machine.
+
+    The values of `variables` are filled in, and the texts in `replaced` are replaced.
+    """
     words = [*container["command"], *container["args"]]
     for old, new in {
         **{f"$({name})": value for name, value in variables.items()},

@@ -129,7 +129,7 @@ def test_named_settings_and_metrics_exist():
 def test_monitor_account_may_publish_what_page_replays_in_its_pod():
     """Redelivery publishes messages to the log.
 
-    In Pub/Sub, the monitor needs the permission to publish only for redelivery.
+    Without redelivery, the monitor's account would not need the permission to publish in Pub/Sub.
     """
     assert any("deploy/monitor" in line and "dead-letters replay" in line for line in EXEC)
     settings = dict(

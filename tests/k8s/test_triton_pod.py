@@ -145,9 +145,9 @@ def test_pod_without_model_stays_unready_and_is_reached_by_first_release(
 
 
 def test_triton_reads_release_as_another_user(rendered, repository, tmp_path, make_candidate):
-    """A release writes on the share as the user of our images.
+    """The release controller writes the model's files, and Triton reads them.
 
-    Triton runs as another user, without a common group.
+    Both run as different users, without a common group.
     """
     settings = ReleaseSettings(
         store=tmp_path / "store",

@@ -147,9 +147,9 @@ def turned(tmp_path_factory, run_to_end):
 
 @pytest.fixture(scope="session")
 def write_kaggle() -> Callable[[Path, int], Path]:
-    """Writes simulated rows as a CSV file with the columns of Kaggle's copies.
+    """Writes simulated rows as a CSV file with the columns of Criteo's files on Kaggle.
 
-    The columns are Id, Label, I1.., C1..
+    The columns are Id, Label, I1 to I13 and C1 to C26.
     """
 
     def write(path: Path, rows: int) -> Path:

@@ -1,4 +1,4 @@
-"""Tests of the monitor with the columns of any recommender, in intake, archive and drift."""
+"""Tests that the monitor's intake, archive and drift work with any recommender's columns."""
 
 import re
 from dataclasses import replace

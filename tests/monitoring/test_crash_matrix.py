@@ -80,7 +80,7 @@ class Chain:
         self.poison: list[str] = []
         self.messages: list[tuple[str, bytes]] = []
         self.due: list[tuple[int, str, int, str, float]] = []
-        """Later outcomes as (turn, request, row, event, time)."""
+        """Outcomes to publish in a later turn, as (turn, request, row, event, time)."""
         self.killed_at: Counter[str] = Counter()
         self.reached: set[str] = set()
         self.lengths = {"publisher": 8, "monitor": 30, "uploader": 12}

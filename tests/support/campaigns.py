@@ -15,8 +15,8 @@ import pyarrow.parquet as pq
 from testing.paths import REPOSITORY
 
 SHARE = float(os.environ.get("EVERGREEN_CAMPAIGN_SHARE", "1"))
-"""Share of a campaign's faults to inject. With a small share, a run only shows that the campaign's
-code works."""
+"""Share of a campaign's faults to inject. A run with a small share only tests the code of the
+campaign."""
 
 
 def faults(number: int) -> int:

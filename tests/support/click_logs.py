@@ -89,7 +89,10 @@ def write_text():
 
 @pytest.fixture
 def expected_rows():
-    """Parse Criteo text with the standard library. A row is a tuple of label, numbers and None."""
+    """Parse Criteo text with the standard library.
+
+    A row is a tuple of the label and the numbers. An empty field is None.
+    """
 
     def parse(rows: list[list[str]]) -> list[tuple]:
         text = io.StringIO("\n".join("\t".join(row) for row in rows))

@@ -1,8 +1,9 @@
-"""Images that podman builds on stand-ins for the base images, and containers of these images.
+"""Build images with podman, and run containers of these images.
 
-The images are in a separate storage. A stand-in is a Debian with Python 3.11. Debian 13 lacks
-Python 3.11, so its stand-in uses Debian 12's packages. Each stand-in has the name of the real base
-in the Dockerfiles, so the Dockerfiles are built unchanged. A second run reuses the layers.
+The tests replace each base image by a stand-in. The images are in a separate storage. A stand-in is
+a Debian with Python 3.11. Debian 13 lacks Python 3.11, so its stand-in uses Debian 12's packages.
+Each stand-in has the name of the real base in the Dockerfiles, so the Dockerfiles are built
+unchanged. A second run reuses the layers.
 """
 
 import ast

@@ -108,7 +108,10 @@ class Kill:
 
 
 def every_kill(first: int = 0) -> Iterator[Kill]:
-    """Yield a kill at step `first`, then at the next step, until a run was not killed."""
+    """Yield a kill at step `first`, a kill at the next step, and so on.
+
+    The iterator ends after the first run that was not killed.
+    """
     for number in count(first):
         kill = Kill(number)
         yield kill

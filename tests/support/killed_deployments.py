@@ -3,7 +3,7 @@
 A job is JSON with these keys:
 
 - `action`: release, rollback or bake
-- `store`, `repository`, and `urls` and `state` of a `file_deployment`
+- `store`, `repository`, `urls`, `state`: folders and server addresses, as in `FileDeployment`
 - `candidate`: paths of the three manifests of the candidate
 - `kill_at`: the name of a checkpoint. For `bake`, `kill_at` is the number of a boundary
   (`crash_chain`)

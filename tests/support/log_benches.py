@@ -1,9 +1,9 @@
 """Test benches for the conformance suite, one for each log backend.
 
-A bench opens a publisher and a reader of a new log, advances its time, and lists what the backend
-does not support. To test a new backend, add a subclass of `Bench` to `BENCHES`. Leases run on an
-injected clock if the backend allows it. If a backend's clock cannot be injected, tests wait for the
-server's clock, with a deadline.
+A bench opens a publisher and a reader of a new log, and can advance the clock of the log. Each
+bench lists the features that its backend does not support. To test a new backend, add a subclass of
+`Bench` to `BENCHES`. Leases run on an injected clock if the backend allows it. If a backend's clock
+cannot be injected, tests wait for the server's clock, with a deadline.
 """
 
 import itertools

@@ -67,8 +67,8 @@ TRITON: dict[str, Labels] = {
     **{f"{name}_{part}": _MODEL for name in _SUMMARIES for part in ("sum", "count")},
     **dict.fromkeys((*_CACHE, *_MACHINE), _NONE),
 }
-"""Metrics of Triton 2.51 with the option `--metrics-config` of the Deployment and a local response
-cache."""
+"""Labels of each metric of Triton 2.51. Triton has a local response cache, and the option
+`--metrics-config` of the Deployment."""
 FAILURE_REASONS = frozenset({"OTHER", "CANCELED", "BACKEND", "REJECTED"})
 QUANTILES = frozenset({"0.5", "0.9", "0.95", "0.99", "0.999"})
 GPU: dict[str, Labels] = dict.fromkeys(

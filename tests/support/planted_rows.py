@@ -24,7 +24,10 @@ STEP_MODEL = {"embedding_dim": 4, "num_cross_layers": 1, "tower": [8]}
 
 
 class PlantedRows:
-    """Rows whose click logit is planted: the sum of one weight for each id and each dense value."""
+    """Simulator of rows with a known (planted) click logit.
+
+    The logit is a sum with one weight for each id and one weight for each dense value.
+    """
 
     def __init__(self, slot_sizes=SLOT_SIZES, seed=0, strength=1.3):
         self.slot_sizes = list(slot_sizes)

@@ -1126,8 +1126,8 @@ class Explored(NamedTuple):
     states: int
     transitions: int
     longest: int
-    """Largest number of undisturbed moves from any state to a final state, in which no move is
-    left."""
+    """Maximum number of moves from any state to a final state, without kills and failures. A final
+    state allows no further move."""
 
 
 def canonical(state: State) -> State:

@@ -15,7 +15,8 @@ from testing.served_names import MODEL_NAME
 from tests.support.triton import write_model
 
 LONGEST = 3_600_000_000
-"""Maximum queue time of a request in microseconds, too long to reject any request."""
+"""Maximum queue time of a request in microseconds. No request of the tests waits for an hour, so
+Triton rejects none."""
 
 
 class Client:

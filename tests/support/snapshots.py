@@ -1,4 +1,4 @@
-"""A monitor's snapshot in which every number exists, and its metrics as Prometheus parses them."""
+"""Snapshot of a monitor in which no number is missing, and a parser of its Prometheus metrics."""
 
 from prometheus_client.parser import text_string_to_metric_families
 

@@ -1,9 +1,10 @@
-"""Stored models without torch: a workflow, a table, and a network written as ONNX node by node.
+"""Build and store small models without torch.
 
-The toy network is not part of the product. The network has one hidden layer, whose input is the
-vectors and the dense values. Tests with the toy network depend only on the exported graph. `scores`
-computes reference scores from raw values in float64 NumPy. The docstrings of
-`evergreen.contracts.workflow` define the formulas.
+A model has a workflow, an embedding table, and a network that is built from ONNX nodes. The toy
+network is not part of the product. The network has one hidden layer, whose input is the vectors and
+the dense values. Tests with the toy network depend only on the exported graph. `scores` computes
+reference scores from raw values in float64 NumPy. The docstrings of `evergreen.contracts.workflow`
+define the formulas.
 """
 
 import math

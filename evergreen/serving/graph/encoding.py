@@ -13,13 +13,13 @@ every slot. The slot of an excluded column has no entries, and in this slot the 
 row for missing values. All values of an excluded column are therefore treated as missing.
 
 The table uses cuckoo hashing with `CHOICES` cells per key (Pagh & Rodler, ESA 2001; Fotakis et al.,
-STACS 2003). A key may be stored in any of the cells `starts[d] + key mod primes[d]`, where `d` is
-from 0 to `CHOICES` - 1. The cells of different `d` do not overlap. A lookup reads `CHOICES` cells,
-even if the table is large. ONNX Runtime maps the arrays from `model.data`. A server therefore
-builds nothing when it opens a graph, and its instances share the arrays, which take 15 bytes per
-entry. ONNX Runtime's LabelEncoder builds a hash map of 60 to 75 bytes per entry in each instance.
-LabelEncoder made the graph 8 to 20 % faster with up to 2.6 million entries, but not faster with
-more entries.
+STACS 2003). A key is stored in one of `CHOICES` possible cells. The possible cells are `starts[d] +
+key mod primes[d]`, for `d` from 0 to `CHOICES` - 1. The cells of different `d` do not overlap. A
+lookup reads `CHOICES` cells, even if the table is large. ONNX Runtime maps the arrays from
+`model.data`. A server therefore builds nothing when it opens a graph, and its instances share the
+arrays, which take 15 bytes per entry. ONNX Runtime's LabelEncoder builds a hash map of 60 to 75
+bytes per entry in each instance. LabelEncoder made the graph 8 to 20 % faster with up to 2.6
+million entries, but not faster with more entries.
 """
 
 from collections.abc import Sequence

@@ -72,7 +72,7 @@ SCENARIOS = {
 def test_interval_contains_true_gain_at_all_looks_without_bias(scenario, logs):
     """Evaluate each log 12 times while the log grows.
 
-    A log counts as a miss if one of its intervals does not contain the true gain.
+    A log is a miss if at least one of its intervals does not contain the true gain.
     """
     random, setting = np.random.default_rng(7), SCENARIOS[scenario]
     misses, errors, looks = 0, [], 0

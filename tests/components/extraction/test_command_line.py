@@ -88,7 +88,7 @@ def test_window_without_unseen_rows_is_refused_with_one_that_would_do(
 
 
 REFUSED = {
-    "nothing new": ({"window_start": "2026-05-01"}, "holds no rows, expected at least 10"),
+    "nothing new": ({"window_start": "2026-05-01"}, "has no rows, expected at least 10"),
     "start after end": (
         {"window_start": "2026-03-02", "window_end": "2026-03-01"},
         "is empty, expected its start",

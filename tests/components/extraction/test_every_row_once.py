@@ -80,7 +80,7 @@ class Ledger:
 def make_ledger(source: random.Random, table) -> Ledger:
     """Put each row into one file of its day, and one row in twelve also into a second file.
 
-    Files hold about five hours and arrive in any order.
+    Each file contains the rows of about five hours. Files arrive in any order.
     """
     ledger = Ledger(table[raw_rows.EVENT_TIME].to_pylist(), table[raw_rows.REQUEST_ID].to_pylist())
     for row, time in enumerate(ledger.times[:ROWS]):

@@ -86,9 +86,9 @@ def test_empty_window_names_itself_and_what_lake_holds(lake, run_step):
     with pytest.raises(ContractError) as caught:
         run_step(lake, TimeSpan(parse_time("start", "2027-01-01"), parse_time("end", "2027-01-02")))
     assert str(caught.value) == (
-        "window [2027-01-01T00:00:00+00:00, 2027-01-02T00:00:00+00:00) holds no rows, expected at "
+        "window [2027-01-01T00:00:00+00:00, 2027-01-02T00:00:00+00:00) has no rows, expected at "
         "least 10; "
-        f"lake {lake.files.name} holds days 2026-03-01 to 2026-03-02: bring more rows by "
+        f"lake {lake.files.name} has days 2026-03-01 to 2026-03-02; bring more rows by "
         "`evergreen data ingest`, or select "
         "other rows by window_start and window_end"
     )

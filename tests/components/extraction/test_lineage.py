@@ -127,9 +127,10 @@ def test_model_names_descendants_trained_on_its_evaluation_rows(printed_models, 
 def test_evaluation_rows_are_used_later_if_windows_cover_them_all(
     printed_models, store, child_start, grandchild_start, expected
 ):
-    """The model is evaluated on half an hour of rows.
+    """The model is evaluated on the rows from 4 h to 4.5 h.
 
-    The child model trains on 0.3 h of these rows, and the grandchild model on the rest.
+    The child model's training rows end at 4.3 h, and the grandchild model's training rows end at
+    4.5 h.
     """
 
     def start(text):

@@ -147,7 +147,7 @@ def test_without_days_no_older_file_is_opened(lake, run_step, caplog):
     damage_older_days(lake)
     dataset = run_step(lake, replay_days=0)
     assert (dataset.replay_uri, dataset.replay_holdout_uri) == (None, None)
-    assert "no old rows are held out" not in caplog.text
+    assert "no rows of earlier days are held out for evaluation" not in caplog.text
 
 
 def test_corrupt_older_files_stop_round_only_if_it_trains_on_them(lake, run_step, caplog):
@@ -156,7 +156,7 @@ def test_corrupt_older_files_stop_round_only_if_it_trains_on_them(lake, run_step
         run_step(lake, replay_share=0.2)
     dataset = run_step(lake)
     assert (dataset.replay_uri, dataset.replay_holdout_uri, dataset.replay_days) == (None, None, [])
-    assert "no old rows are held out: " in caplog.text
+    assert "no rows of earlier days are held out for evaluation: " in caplog.text
     folder = local_path(dataset.train_uri).parent
     assert not [path for path in folder.iterdir() if path.name.startswith("replay")]
 

@@ -151,4 +151,4 @@ def test_lake_with_only_future_rows_is_reported(rows, add, turn, capsys, caplog)
     with caplog.at_level(logging.WARNING, "components.extraction.lake"):
         turn(code=2)
     assert "30 rows in 1 files are not read yet" in caplog.text
-    assert "holds no rows" in capsys.readouterr().err
+    assert "has no rows" in capsys.readouterr().err

@@ -34,7 +34,7 @@ def moments():
 
 @st.composite
 def windows(draw):
-    """Draw random flags of the extraction step that define a window."""
+    """Draw random command-line flags that select a window for the extraction step."""
     kind = draw(st.sampled_from(["watermark", "start", "full days"]))
     flags = {"parent": draw(st.sampled_from(["current", "none", "m1"]))}
     flags["champion"] = draw(st.sampled_from(["current", "current", "m1", "none"]))

@@ -260,7 +260,7 @@ def test_error_of_other_kind_names_skipped_files(lake, hour, turn, capsys):
     turn(folder)
     empty(folder / NAME, None)
     turn(folder, code=2, max_quarantined_file_fraction="1")
-    assert f"holds no rows, expected at least 10; lake {folder}" in (
+    assert f"has no rows, expected at least 10; lake {folder}" in (
         message := capsys.readouterr().err
     )
     assert message.rstrip().endswith(f"unfit files were left out: {NAME}")

@@ -136,9 +136,10 @@ def train_run(tmp_path, validation_report):
 
 @pytest.fixture
 def double(monkeypatch):
-    """The test double's module `hugectr`, with which the step trains in the test's own process.
+    """The module `hugectr` of the test double.
 
-    Where HugeCTR would abort or hang, the test double then raises `double_fate.Died`.
+    The training step uses this module, and runs in the test's own process. Where HugeCTR would
+    abort or hang, the test double then raises `double_fate.Died`.
     """
     monkeypatch.setenv(GUARDED, "1")
     monkeypatch.syspath_prepend(str(DOUBLE))

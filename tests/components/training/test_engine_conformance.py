@@ -60,7 +60,7 @@ marks = dict.fromkeys(("torchrec 4", "torchrec 2 by columns"), (needs_torchrec, 
 def marked(*case):
     """Return the case as a pytest parameter.
 
-    The case's first value is an engine, whose pytest marks the parameter gets.
+    The first value of the case is an engine. The parameter gets the pytest marks of this engine.
     """
     own = marks.get(case[0], needs_torchrec if "torchrec" in case[0] else ())
     return pytest.param(*case, marks=own)

@@ -70,7 +70,10 @@ def run(tmp_path):
 
 @pytest.fixture(scope="module")
 def first(tmp_path_factory):
-    """A fit on enough rows to approximate the planted logit. Later runs continue this fit."""
+    """A fit on 40,000 rows, whose labels are drawn from a known logit.
+
+    The rows are enough to approximate this logit. Later runs continue this fit.
+    """
     root = tmp_path_factory.mktemp("first")
     return fits(root)(training_sets(root)(*PlantedRows().rows(40_000, seed=1)[:3]))[0]
 

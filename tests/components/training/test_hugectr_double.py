@@ -1,4 +1,4 @@
-"""Tests that the test double ends as HugeCTR 24.06 does.
+"""Tests that the test double fails in the same cases as HugeCTR 24.06.
 
 Each case follows HugeCTR's source code.
 """

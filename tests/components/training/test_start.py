@@ -84,7 +84,7 @@ def churned(seed):
 def write_random(
     folder, slot_sizes, *, config=CONFIG, seed=0, with_moments=True, step=77, positions=POSITIONS
 ):
-    """Write a model of random numbers for these slots."""
+    """Write a model with random weights for slots of the sizes `slot_sizes`."""
     write_initial(
         folder / "shapes", config, slot_sizes, click_rate=0.3, seed=seed, positions=positions
     )

@@ -159,7 +159,10 @@ def test_counts_of_another_shape_or_type_are_refused(changed):
 
 
 def saved(changed):
-    """Return a serialized counter without counted rows, with the arrays in `changed` replaced."""
+    """Return a counter of zero rows in serialized form.
+
+    The arrays in `changed` replace the counter's arrays of the same names.
+    """
     with np.load(io.BytesIO(ProfileCounter(criteo.CRITEO).dumps())) as arrays:
         content = io.BytesIO()
         np.savez(content, **{**arrays, **changed})

@@ -1,4 +1,4 @@
-"""Tests that errors of the section `monitor` name values that are out of range or in conflict."""
+"""Tests of the errors for invalid or conflicting values in the section `monitor`."""
 
 import pytest
 

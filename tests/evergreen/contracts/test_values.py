@@ -9,8 +9,8 @@ from evergreen.contracts.values import MISSING_TEXTS, NoCategory, is_missing_tex
 from tests.support.errors import raises
 
 TRUE, FALSE = 1, 0
-"""Categories of the booleans true and false. Programs without a boolean type have many spellings of
-the same boolean."""
+"""Integers that are stored for the booleans true and false in a categorical column. Programs
+without a boolean type have many spellings of the same boolean."""
 
 
 @pytest.mark.parametrize("is_string", [True, False])

@@ -1,4 +1,7 @@
-"""Tests of the feature workflow: it is stored exactly, and encodes like a dict."""
+"""Tests that the feature workflow is stored exactly and encodes categories correctly.
+
+The expected ids are looked up in Python dicts.
+"""
 
 import json
 import math

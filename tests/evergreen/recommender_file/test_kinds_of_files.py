@@ -162,7 +162,7 @@ def test_birthdays_in_unsupported_form_do_not_replace_event_time(write):
 
 def test_times_of_two_formats_lead_to_question_with_days_of_each(write):
     question = question_of(write(clicks(**USERS, time=lambda row: 1_405_030_600)), "time_format")
-    # The number can be read as 06:00 on a day in May, or as a Unix time in July.
+    # 1405030600 is 2014-05-03 06:00 in the format YYMMDDhhmm. As a Unix time, it is in July 2014.
     assert "one of YYMMDDhhmm, seconds" in question
     assert (
         "YYMMDDhhmm (2014-05-03, 240 rows a day) or as seconds (2014-07-10, 240 rows a day)"

@@ -1,4 +1,4 @@
-"""Tests of a copied or moved registry: it reads its own files, with equal hashes."""
+"""Tests that a copied or moved registry reads its own files and checks their hashes."""
 
 import json
 import shutil

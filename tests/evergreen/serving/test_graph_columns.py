@@ -41,7 +41,10 @@ def rows_of(features, count=500):
 
 
 def open_inner(workflow, names):
-    """Open a graph that returns its inner values `names`. The graph has random weights."""
+    """Open a graph with random weights.
+
+    The graph returns those of its inner values that `names` lists.
+    """
     toy = toy_model(workflow)
     return open_built(workflow, [toy.table], toy.network(), names=names)
 

@@ -75,7 +75,10 @@ def test_failed_first_release_leaves_nothing_served(
 
 
 def failing_journal(monkeypatch, error, *, after):
-    """Make the write of a release's journal line fail, either before or after the write."""
+    """Raise `error` when the journal line of a release is appended.
+
+    If `after` is True, the line is written before the error is raised.
+    """
     written = deployment_target.append_promotion
 
     def append(store, entry):
@@ -250,10 +253,10 @@ def test_next_deployment_restores_configuration_after_failed_restore(deployment,
         written(repository, text)
 
     def refuse(repository, text):
-        raise TemporaryError("the storage is away")
+        raise TemporaryError("the storage is unreachable")
 
     monkeypatch.setattr(ModelRepository, "write_config", once)
-    with pytest.raises(PermanentError, match="could not be restored: the storage is away"):
+    with pytest.raises(PermanentError, match="could not be restored: the storage is unreachable"):
         deployment.release(2, infer=wrong_as_2)
     monkeypatch.undo()
     assert interrupted(deployment.settings.store).version == 2

@@ -1,4 +1,7 @@
-"""Tests of stale verdicts: if two runs overlap, one is released and the other reports it."""
+"""Tests that a candidate with a stale verdict is not released.
+
+A verdict is stale if it compares the candidate with another model than the live model.
+"""
 
 import dataclasses
 

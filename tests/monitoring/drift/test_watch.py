@@ -313,7 +313,7 @@ def test_fast_clocks_do_not_displace_present_requests(reference, rows):
 def test_record_is_in_bucket_of_its_time_rounded_to_microseconds(reference, rows):
     """The monitor rounds times to microseconds, as the archive does.
 
-    A backtest of the archive must assign each row to the same bucket.
+    A backtest reads the archive, and must assign each row to the same bucket as the monitor.
     """
     watch = watching(reference, requests_of(rows, time=1100.0 - 1e-7))
     assert watch.close(1100.0) == []

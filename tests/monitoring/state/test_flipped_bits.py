@@ -56,7 +56,7 @@ def test_every_flipped_bit_of_block_is_found():
 @pytest.mark.parametrize("table", COLUMNS)
 @pytest.mark.parametrize("seed", range(8))
 def test_rows_are_archived_unchanged_or_are_named(bench, table, seed):
-    """When the bit flips, four requests wait for labels, and two wait for their file."""
+    """Flip one bit while four requests wait for labels and two requests wait for the archive."""
     b = bench(archive_roll_rows=10_000, archive_roll_seconds=1e6)
     b.start()
     sent = {}
