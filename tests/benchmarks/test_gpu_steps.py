@@ -9,7 +9,7 @@ import onnxruntime
 import pytest
 import torch
 
-from benchmarks import gpu_plan, gpu_steps, lists
+from benchmarks import gpu, gpu_plan, gpu_steps, lists
 from components.training import torch_parts
 from tests.support.simulated_gpu import DEVICE, GpuTensor, simulate_gpu, simulated_gpu
 
