@@ -25,29 +25,13 @@ from typing import Any
 
 from benchmarks import machine
 from benchmarks.command import MEASURED, benchmark_parser, documented
+from benchmarks.gpu_plan import STEPS
 from evergreen.runtime.durable import write_whole
 
 CALL_MINUTES, STEP_MINUTES = 9.0, 3.0
 UNFINISHED = 3
 NEEDED = ("msgspec", "numpy", "pyarrow", "safetensors", "torch")
 """Packages that every step needs."""
-DEFAULT_RATES = "rates-dcn-1.2M"
-"""Rates for the network and the table size of NVIDIA's DCN sample."""
-NETWORKS, TABLES = ("dcn", "deepfm", "dlrm"), ("1.2M", "10M", "100M")
-RATES = tuple(f"rates-{network}-{table}" for table in TABLES for network in NETWORKS)
-STEPS = (
-    "limits",
-    "tests",
-    "equality",
-    DEFAULT_RATES,
-    "loading",
-    "memory",
-    *(name for name in RATES if name != DEFAULT_RATES),
-    "serving",
-    *(f"graphs-{network}" for network in NETWORKS),
-)
-"""All steps, in order of importance, because the time may run out. Graphs come last, because a CUDA
-graph that fails may leave the GPU unusable."""
 
 
 def is_done(path: Path, commit: str | None, *, is_quick: bool) -> bool:

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.encoded_rows import SAMPLE_SLOT_SIZES, PlantedLogit, slot_sizes_for
-from benchmarks.gpu import DEFAULT_RATES
+from benchmarks.gpu_plan import DEFAULT_RATES
 from benchmarks.peers import PlainNetwork
 from benchmarks.speed import products_of_row, products_per_second
 from benchmarks.spread import Figure, Spread, short, spread

@@ -91,7 +91,7 @@ class BackupContents(Manifest):
 def backup(output: Path, locations: Mapping[str, Path], *, log: Path | None) -> None:
     """Copy folders and an SQLite log to the new folder `output`.
 
-    Remains of a killed backup to the same folder are removed first.
+    If an earlier backup to the same folder was killed, its files are removed first.
 
     Args:
         output: Folder to create.

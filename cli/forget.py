@@ -8,9 +8,10 @@ embedding table of this column. If a list in another user's row contains the use
 of the list is removed. Rows are removed file by file from lake, archive and quarantine. Incidents
 and work folders of runs are removed as a whole, because they cannot be replayed or trained again
 without some of their rows. Late outcomes contain only request ids. Late outcomes are therefore
-removed first, while the rows still show which user made each request. The removal replaces each
-file by a complete new file. If the command is killed, run it again to remove the remaining rows. No
-other program may write to these folders during the removal.
+removed first, while the rows still show which user made each request. A file that contains the
+user's rows is replaced as a whole by a new file without these rows. If the command is killed, run
+it again to remove the remaining rows. No other program may write to these folders during the
+removal.
 
 The command lists models and their golden rows. The command does not remove models or golden rows,
 because the models serve until other models replace them. After the removal, no file shows which
@@ -167,7 +168,7 @@ class User:
         ]
 
     def _are_user(self, values: Any) -> Any:
-        """Return for each value of an Arrow array whether it is the user, as a boolean array.
+        """Return a boolean Arrow array that is true for values that identify the user.
 
         Values are strings, numbers or categories, and are interpreted as extraction interprets
         them.

@@ -170,7 +170,8 @@ def ingest(
         files: The files, ordered as their rows should be.
         recommender: The recommender that describes the files' rows.
         lake: A URI or an absolute path. A folder is created if it is absent.
-        replay: Parquet file for the rows that do not go to the lake, or None if all of them do.
+        replay: Parquet file for the rows that do not go to the lake. None if all rows go to the
+            lake.
         settings: Times and shares of the rows.
 
     Raises:
@@ -339,8 +340,8 @@ def _expect_keys(
     if found.repeated:
         logger.warning(
             "%d rows equal an earlier row in everything but the label. Rows without a request id "
-            "count as separate rows. If they are the same rows with their clicks, name the columns "
-            "that identify a row: data.request_id and data.row",
+            "count as separate rows. If the later rows are copies of the earlier rows with the "
+            "click added, name the columns that identify a row: data.request_id and data.row",
             found.repeated,
         )
 

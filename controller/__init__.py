@@ -1,4 +1,4 @@
-"""Controller that changes which version is served between two pipeline runs.
+"""Controller that can change the served version without a pipeline run.
 
 The controller runs canaries, baking, healing, rollback and promotion.
 """

@@ -68,9 +68,9 @@ class ReleaseController:
     canary: CanarySettings | None = None
     """Evidence and rules of canaries. If None, canaries are not evaluated."""
     status: Path | None = None
-    """JSON file about the last round: findings by server, number of each finding, the baking
-    version, the last step of a canary, replaced files, and errors. None = the status is not written
-    to a file."""
+    """JSON file with the results of the last round. It contains the findings and their counts, the
+    last canary step, replaced files, and errors. It also names the version whose baking has not
+    ended. None = the status is not written to a file."""
     num_recovered: int = 0
     """Number of interrupted changes that were undone."""
     _canary_step: steps.Step | None = None

@@ -62,7 +62,7 @@ class StaleVerdict(Refused):
 
 @dataclass(frozen=True, kw_only=True)
 class Satisfied:
-    """Result for a request whose version already serves."""
+    """Result for a request that needs no change, because its version is already served."""
 
     version: int
 

@@ -343,9 +343,10 @@ class VersionCounts(ArmCounts):
 def contradiction(found: Findings | None, version: VersionCounts) -> str | None:
     """Return how the servers' counters contradict the monitor's findings, or None if they agree.
 
-    The event log contains the requests without a usable score, but anyone with access to the log
-    can publish forged requests. The servers' own counters cannot be forged through the log. The
-    findings contradict the counters if the findings name more requests than the servers counted.
+    The monitor counts the requests without a usable score in the event log. Anyone with access to
+    the log can publish forged requests there. The servers' own counters cannot be forged through
+    the log. The findings contradict the counters if the findings name more requests than the
+    servers counted.
 
     >>> numbers = {UNUSABLE_REQUESTS: 50.0}
     >>> forged = Findings(version=2, state=BAD, reason="NaN", found_at="", numbers=numbers)

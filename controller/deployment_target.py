@@ -207,10 +207,10 @@ class DeploymentTarget:
     errors: dict[str, BaseException] = field(default_factory=dict)
     """Error of each request that failed in this process, by the id of the request."""
     baked: tuple[Promotion, str] | None = None
-    """Journal entry of the version that may end its baking, and the reason. None = the evidence
-    does not allow the end of a baking."""
+    """Journal entry of the version whose baking may end, and the reason. None = the evidence does
+    not allow the baking to end."""
     proceed: Callable[[], None] = lambda: None
-    """Function that a long move calls between two of its parts. The function raises `Refused` if a
+    """Function that a long move calls after each file or server. The function raises `Refused` if a
     later request supersedes the change."""
     recovered: Promotion | None = None
     """Interrupted intent that was withdrawn, or None."""
@@ -415,7 +415,8 @@ def add_target_flags(parser: argparse.ArgumentParser, *, author: str = "") -> No
 
     Args:
         parser: Parser of the command.
-        author: Default author in the journal. Empty = the person who starts the command.
+        author: Default author in the journal. If it is empty, the default author is the person who
+            starts the command.
     """
     parser.add_argument("--store", required=True, help="folder or URI of the registry")
     parser.add_argument(

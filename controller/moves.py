@@ -12,10 +12,10 @@ The longest moves copy and hash files, or load a version on one server after ano
 file or server, these moves check whether a later rollback supersedes the change
 (`DeploymentTarget.proceed`).
 
-The configuration is one atomic write. After this write, every server that starts serves the new
-version. Running servers load the version one after another. A server that appears during this move
-also loads the version. Each server is notified, and is probed with golden rows after it has loaded
-the version. Triton itself drains a version that it unloads.
+The configuration is changed by one atomic write. After this write, every server that starts serves
+the new version. Running servers load the version one after another. A server that appears during
+this move also loads the version. Each server is notified, and is probed with golden rows after it
+has loaded the version. Triton itself drains a version that it unloads.
 
 The configuration names only the new version. Triton loads the new version before it unloads the
 previous version, which first finishes its requests. Keeping the previous version loaded would have

@@ -156,8 +156,8 @@ class Observed:
     attempt: str = NONE
     """State of this controller's current attempt.
 
-    An attempt carries out an intent, or a request that has no intent. The work on an `ABORT` does
-    not count as an attempt.
+    An attempt is the work on one intent. If a request needs no intent, the attempt is the work on
+    the request. The work on an `ABORT` does not count as an attempt.
     """
     is_blocked: bool = False
     """Whether a move that undoes the intent failed in this attempt."""

@@ -264,8 +264,8 @@ def drive(target: DeploymentTarget, *, stop: Callable[[], bool] = lambda: False)
     """Make moves until nothing is to be done, or until `stop` returns True between two changes.
 
     Raises:
-        ContractError, TemporaryError, PermanentError, OSError: a move without a request failed, or
-        the undo of a failed change failed too. The next call tries again.
+        ContractError, TemporaryError, PermanentError, OSError: a move that belongs to no request
+        failed, or a failed change could not be undone. The next call tries again.
     """
     before: tuple[Desired, Observed, str | None] | None = None
     target.proceed = partial(_check_wanted, target)
@@ -510,8 +510,8 @@ def carry_out(
     """Append the request, and return its state after it was done.
 
     If a controller is running, it carries the request out. Otherwise this process takes the lock
-    and carries the request out. A process that may not write the model repository waits for a
-    running controller, so it needs rights to the registry alone.
+    and carries the request out. A process without write access to the model repository waits for a
+    running controller. Such a process needs access to the model registry only.
 
     Args:
         settings: Deployment target.

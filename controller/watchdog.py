@@ -60,8 +60,8 @@ _DEAD_STUB = "not healthy"
 model with this error at once."""
 _FAILED_PROBES = 2
 """Consecutive failed probes before a model is reloaded. If a reload does not help, twice as many
-failed probes must follow before the next reload. A model that is unloaded in each round would serve
-no client."""
+failed probes must follow before the next reload. Without this wait, a faulty model could be
+unloaded in every round, and would then serve no client."""
 
 _REQUESTS_PER_INSTANCE = 2
 """Number of probe requests per instance if there are several instances. Triton usually alternates
@@ -218,7 +218,7 @@ class Watchdog:
         return UNHEALTHY, f"reloading it did not help: {fault}"
 
     def _may_reload(self, name: str) -> bool:
-        """Return whether the protocol's next move would reload the model if it answers wrongly."""
+        """Return whether the protocol's next move reloads the model if its answers are wrong."""
         with opened(self._settings) as target:
             desired, observed, _ = observe(target)
         is_live = name == self._repository.names.model

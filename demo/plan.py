@@ -436,8 +436,9 @@ class Services:
     def first_run_command(self) -> list[str]:
         """Return the command that runs the pipeline for the first model.
 
-        No model is live yet. A model with too few rows for a decision of the gate is therefore
-        released too. The gate's verdict reports the missing evidence.
+        No model is live yet. The command therefore sets `release.rollout=auto`. With this setting,
+        the model is released even if it has too few rows for the gate's checks. The gate's verdict
+        reports the missing evidence.
         """
         command = [
             *self.run_command(),

@@ -355,7 +355,10 @@ def run_once(
     read_locations(package)  # fails for a file without locations
     locations = {**folders.locations(), **locations}
     if find_outcome(folders.store, name):
-        raise ContractError(f"run {name} has ended in {folders.store}, expected another trigger_id")
+        raise ContractError(
+            f"run {name} already has an outcome in {folders.store}, expected the trigger_id of a "
+            "new run"
+        )
     logs = folders.logs / "runs" / name
     signal.signal(signal.SIGTERM, _stop_run)
     logger.info("run %s started", name)

@@ -583,7 +583,10 @@ def _ways_to_alarm(observed: Observations, summary: DemoSummary) -> Iterator[str
 
 
 def advice_in_demo(verdict: Verdict, folder: Path) -> list[str]:
-    """Return the gate's advice, and add where the demo's user writes a setting."""
+    """Return the gate's advice for a user of the demo.
+
+    If a sentence advises a setting, the result also explains how to set it in the demo.
+    """
     found = []
     for sentence in verdict.advice:
         flags = flags_to_run_again(sentence)

@@ -335,9 +335,9 @@ class RecordPublisher:
     async def flush(self) -> None:
         """Publish the queued predictions, and then the outcomes that are due, in one commit.
 
-        If the last flush failed, this flush publishes only the messages of the last flush. A flush
-        contains at most `_MAX_ROWS_PER_FLUSH` rows and `_MAX_BYTES_PER_FLUSH` bytes from the start
-        of the queue.
+        If the previous flush failed, its messages are published again, and no other messages are
+        published. A flush contains at most `_MAX_ROWS_PER_FLUSH` rows and `_MAX_BYTES_PER_FLUSH`
+        bytes from the start of the queue.
 
         Raises:
             Exception: any error of the event log. The next flush repeats the same messages.

@@ -139,7 +139,7 @@ class Replica:
 
 
 def listed_addresses(server: str) -> list[str] | None:
-    """Return the addresses that a server's name contains, in gRPC's form.
+    """Return the addresses in a server's name, formatted for gRPC.
 
     Returns None if the name needs DNS.
 

@@ -129,8 +129,8 @@ def feature_rows(
     for name, length in lengths.items():
         if length != num_rows:
             raise ContractError(
-                f"column {name} has {length} rows, expected {num_rows} as column "
-                f"{next(iter(lengths))}"
+                f"column {name} has {length} rows, expected {num_rows}, the number of rows "
+                f"of column {next(iter(lengths))}"
             )
     dense = np.full((num_rows, len(features.numeric)), np.nan, dtype=np.float32)
     categorical = np.full(

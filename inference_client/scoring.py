@@ -1,9 +1,9 @@
 """Score feature matrices on a Triton server: one connection, a queue of callers, and retries.
 
 A request that is too large is split. If versions are switched meanwhile, different versions may
-answer the parts of one request. The client then repeats the parts with answers of the older version
-until one version has answered all parts. The configuration of a version lists the version's
-columns, and the rows are sent with these columns.
+answer the parts of one request. In this case, the client sends the parts again that the older
+version answered. The client repeats this until all answers come from one version. The configuration
+of a version lists the version's columns, and the rows are sent with these columns.
 
 Scoring has no side effects, so a request may be repeated. These temporary failures are retried: an
 unreachable server, a full queue, a version switch (`ServerUnavailable`), and a known model that is

@@ -10,7 +10,7 @@ not answer.
 
 A call goes to the replica with the fewest calls on the wire. If a replica refuses the connection or
 stalls, the call is repeated on another replica or connection. Repeating a call is safe, because
-scoring has no side effects. The module `replicas` defines replicas and stalls.
+scoring has no side effects. The module `replicas` defines when a replica is stalled.
 """
 
 import asyncio

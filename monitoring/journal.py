@@ -99,9 +99,9 @@ class Journal:
                 self._decided_until = time
 
     def accept_earlier_decisions(self) -> None:
-        """Allow decisions on earlier points.
+        """Allow decisions on points that are older than the last decision.
 
-        Earlier points occur when a clock that was ahead is corrected.
+        Such points occur after a clock that was fast is set back.
         """
         self._decided_until = None
 

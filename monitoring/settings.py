@@ -59,7 +59,8 @@ class InstallationSettings:
     `kafka://<host>:<port>/<topic>`. `{0-3}` in the URL means four partitions."""
     partition: int = 0
     """Partition of the log that is read. Only the monitor of partition 0 decides and triggers runs,
-    from its own partition. Monitors of other partitions join, archive and export metrics."""
+    from its own partition. Monitors of other partitions only join records, archive rows and export
+    metrics."""
     state: Path
     """Folder of the monitor's state, timeline and events. The folder must survive restarts. Only
     one monitor at a time uses the folder."""

@@ -71,7 +71,9 @@ def image_reference(step: str, *, registry: str, tag: str) -> str:
 
 
 def step_of_image(reference: str) -> str:
-    """Return the step of an image, for any registry and tag.
+    """Return the pipeline step to which an image belongs.
+
+    The reference of the image may have any registry and any tag.
 
     Raises:
         ValueError: the image belongs to no step.

@@ -32,8 +32,8 @@ from evergreen.runtime.errors import TemporaryError, first_line
 from evergreen.storage.uris import local_path
 
 VERSION_TAG = "evergreen.version"
-"""Tag of a model version with our version number. Each run has the tag `model_id`. The export finds
-existing entries by these tags."""
+"""Tag of a model version in MLflow. The value of the tag is the version's number in Evergreen's
+registry. Each run has the tag `model_id`. The export finds existing entries by these tags."""
 _MAX_RUNS = 50_000
 """Maximum number of runs that a server returns in one response, enough for five years of hourly
 runs."""

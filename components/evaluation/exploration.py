@@ -4,13 +4,13 @@ The estimate uses held-out rows of lists in which the client swapped two neighbo
 rule of `contracts.exploration`. The estimate also uses the candidate's scores of these rows. The
 estimate is information for people, and no check of the gate uses it.
 
-Two neighbours of a list are disputed if the candidate scores the lower row higher. The gain of a
-disputed pair is the number of clicks on its two rows in the swapped order, minus the number in the
-served order. The rest of the list stays in the served order. The estimate is the mean gain over all
-disputed pairs. A swap is the smallest step from the live order towards the candidate's order, and
-the log contains swaps with known probabilities. The clicks on a list in the candidate's own order
-are not estimated, because the log hardly ever contains this list. The estimate also ignores the
-effect of a swap on other rows of the list.
+A pair of neighbours in a list is disputed if the candidate gives the second row a higher score than
+the first row. The gain of a disputed pair is the number of clicks on its two rows in the swapped
+order, minus the number in the served order. The rest of the list stays in the served order. The
+estimate is the mean gain over all disputed pairs. A swap is the smallest step from the live order
+towards the candidate's order, and the log contains swaps with known probabilities. The clicks on a
+list in the candidate's own order are not estimated, because the log hardly ever contains this list.
+The estimate also ignores the effect of a swap on other rows of the list.
 
 The estimate uses these quantities of a list:
 
@@ -34,8 +34,9 @@ pairs, times s / (k - 1).
 The estimate is the sum of X over all lists, divided by the expected number of swapped disputed
 pairs. This expected number is the sum of s d / (k - 1) over all lists. The estimate is unbiased,
 and a list counts in proportion to its probability s. The method is inverse propensity weighting.
-Subtracting the expected clicks removes the variance of the number of swaps and adds no bias.
-Self-normalized weights remove the same variance (Swaminathan and Joachims 2015, NeurIPS).
+The number of swaps is random. Subtracting the expected clicks removes the variance that this number
+adds to the estimate. The subtraction adds no bias. Self-normalized weights remove the same variance
+(Swaminathan and Joachims 2015, NeurIPS).
 
 The interval is an empirical-Bernstein bound (Howard, Ramdas, McAuliffe and Sekhon 2021, Annals of
 Statistics 49). The bound holds because |X| <= 2. For each lambda in (0, 1), the following process

@@ -1,12 +1,13 @@
-"""The gate: checks from labels and scores whether the candidate may be released.
+"""Decide whether the candidate may be released (the gate).
 
-Two checks compare a 95 % interval with a limit. The floor check compares the candidate's AUC with a
-floor. The champion check compares the AUC difference between candidate and champion with the
-allowed degradation (non-inferiority). The intervals are computed by DeLong's method. Rows of one
-user count as dependent. If the user is unknown, rows of one request count as dependent. An interval
-check passes if the whole interval is on the good side of the limit. The check fails if the whole
-interval is on the bad side. If the limit is within the interval, the check is inconclusive. If the
-result is inconclusive, a canary can collect more evidence.
+The gate uses the labels and the scores of held-out rows. Two checks compare a 95 % interval with a
+limit. The floor check compares the candidate's AUC with a floor. The champion check compares the
+AUC difference between candidate and champion with the allowed degradation (non-inferiority). The
+intervals are computed by DeLong's method. Rows of one user count as dependent. If the user is
+unknown, rows of one request count as dependent. An interval check passes if the whole interval is
+on the good side of the limit. The check fails if the whole interval is on the bad side. If the
+limit is within the interval, the check is inconclusive. If the result is inconclusive, a canary can
+collect more evidence.
 
 The slice check and the calibration check cannot be inconclusive, and fail only on significant
 evidence. The slice check tests whether the log loss of a slice increases by more than the allowed
@@ -198,9 +199,9 @@ def _check_requests(click: NDArray[np.int8], group: NDArray[np.int64]) -> Check 
 
 
 def _fewest_requests(click: NDArray[np.int8], group: NDArray[np.int64]) -> tuple[str, int]:
-    """Return the class with fewer requests (clicks or rows without a click).
+    """Return the rarer class of rows, and the number of requests with such rows.
 
-    Also return the number of these requests.
+    The classes are clicks and rows without a click. The rarer class occurs in fewer requests.
     """
     found = {
         "clicks": len(np.unique(group[click == 1])),

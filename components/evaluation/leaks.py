@@ -148,8 +148,8 @@ def _read_column(
 ) -> tuple[NDArray[np.int8], NDArray[Any]]:
     """Read the labels [n] and one column's values [n, slots].
 
-    If `newest` is given, only the newest batches are read, until they have this number of rows.
-    Missing numbers are NaN, and missing categories are -1.
+    If `newest` is given, only the newest batches are read. Reading stops after the batch in which
+    the number of rows reaches `newest`. Missing numbers are NaN, and missing categories are -1.
     """
     features = raw.recommender.features
     labels, values, num_rows = [np.zeros(0, np.int8)], [], 0

@@ -376,7 +376,7 @@ def _expect_same_labels(raw: NDArray[np.int8], encoded: NDArray[np.int8]) -> Non
 
 def _expect_hash(name: str, stated: str | None, found: str) -> None:
     if stated is not None and stated != found:
-        raise ContractError(f"{name} has SHA-256 {found}, expected {stated} as stored with it")
+        raise ContractError(f"{name} has SHA-256 {found}, expected the recorded {stated}")
 
 
 # -- the rows

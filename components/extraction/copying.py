@@ -46,7 +46,7 @@ class CopiedRows:
     copies: Copies = field(default_factory=Copies)
     """Counts of rows that were left out because another copy was kept."""
     num_late_clicks: int = 0
-    """Number of rows whose label a late click changed."""
+    """Number of rows whose label was changed by a late click."""
     num_changed: Counter[date] = field(default_factory=Counter)
     """Number of late rows that were left out, by day. The lineage was trained on copies of these
     rows with another label or other features."""
@@ -73,7 +73,7 @@ class CopiedRows:
         )
 
     def merge(self, other: "CopiedRows") -> None:
-        """Add the files and the counts of other rows."""
+        """Add the files and the counts of `other` to this object."""
         if not self.num_rows:
             self.first_time, self.last_time = other.first_time, other.last_time
         elif other.num_rows:

@@ -187,10 +187,10 @@ def remove_straddling(
     if num_removed == split.num_newer:
         raise ContractError(
             f"window {window} has {num_removed} holdout rows, and all of their requests also "
-            "have older rows, expected at least one request without older rows. If "
-            "data.request_id names a session, a user or a day, remove it from the "
-            "recommender's file, accept the changed file, and ingest the rows again into an "
-            "empty lake"
+            "have older rows, expected at least one request without older rows. The cause may be a "
+            "data.request_id that names a session, a user or a day. In this case, remove "
+            "data.request_id from the recommender's file and accept the file. Then ingest the rows "
+            "again into an empty lake"
         )
     return num_removed
 

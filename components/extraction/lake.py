@@ -421,8 +421,8 @@ class Lake:
     def _left_out_files(self) -> list[LeftOutFile]:
         """Return the unseen files whose rows this run leaves out, by day and name.
 
-        If the run does not read the day, the rows of a bucket's file are not counted, because the
-        file would have to be downloaded.
+        The rows of a file are not counted if counting would require a download. A download would be
+        required if the lake is in a bucket and the run does not read the file's day.
         """
         found = []
         for day in self.files.days:

@@ -159,7 +159,10 @@ def _read_clicks(path: Path) -> Any:
     """Return key and `_COUNTS_FROM` of each click in a file of outcomes."""
     file = open_parquet(path)
     if missing := [name for name in _SCHEMA.names if name not in file.schema_arrow.names]:
-        raise ContractError(f"{path} lacks the columns {missing}, expected late outcomes")
+        raise ContractError(
+            f"{path} lacks the columns {missing}, expected a file of late outcomes with "
+            f"the columns {_SCHEMA.names}"
+        )
     tables = [_SCHEMA.empty_table()]
     with reading_parquet(path):
         for group in range(file.num_row_groups):

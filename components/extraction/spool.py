@@ -70,7 +70,7 @@ class Known(NamedTuple):
     num_others: int
     """Events whose key is in the lake with other features."""
     example: str
-    """Key of an event that is in the lake with other features, for messages."""
+    """Example for messages: the key of one event that `num_others` counts."""
 
 
 class Spool:
@@ -246,7 +246,8 @@ class Events:
 
         Args:
             files: Files in the lake's schema.
-            with_times: Whether an event and a row must also have equal times to be copies.
+            with_times: Whether an event is a copy of a row only if the event and the row also have
+                the same time.
 
         Returns:
             The number of events that were left out, and the number of events that are in the lake

@@ -77,8 +77,8 @@ def plan_partitions(
         ]
     if num_rows != expected_rows or num_rows == 0:
         raise ContractError(
-            f"raw folder {folder} has {num_rows} rows, expected the manifest's {expected_rows} and "
-            "at least 1"
+            f"raw folder {folder} has {num_rows} rows, expected the manifest's {expected_rows}, "
+            "which must be at least 1"
         )
     return partitions
 

@@ -124,8 +124,9 @@ def _exact_sums(values: NDArray[np.float32]) -> tuple[int, int]:
 
     There must be fewer than 2^29 rows.
 
-    Values with equal binary exponents are added together. A mantissa has 24 bits, and its square is
-    added in two halves of 24 bits. `bincount` adds in float64, which is exact up to 2^53.
+    Values with equal binary exponents are added together. A mantissa has 24 bits, so its square has
+    up to 48 bits. The upper 24 bits and the lower 24 bits of the squares are added separately.
+    `bincount` adds in float64, which is exact up to 2^53.
     """
     bits = values.view(np.uint32)
     exponents = ((bits >> 23) & 0xFF).astype(np.int64)

@@ -1,8 +1,9 @@
 """The exit handler: record the outcome of a run, and send a notification.
 
 The state that KFP passes does not show the outcome. The hosted backend passes COMPLETE or FAILED
-without a message. The local backend passes SUCCEEDED or FAILED with a message about the exit
-handler itself. The outcome is therefore derived from the steps' notes (`evergreen.registry.runs`).
+without a message. The local backend passes SUCCEEDED or FAILED, and a message that concerns only
+the exit handler. The outcome is therefore derived from the steps' notes
+(`evergreen.registry.runs`).
 
 A notification is sent for a run that a person or a schedule started. A run of the monitor has a
 `trigger_id`, and the monitor announces it as part of the incident. A failed notification does not

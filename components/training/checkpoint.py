@@ -1,7 +1,7 @@
 """Checkpoints of a fit: folders of weights, and a small file that records the progress.
 
 The small file also names the current folders. The small file is replaced by one rename after the
-weights are on disk. If a fit is killed at any moment, its last checkpoint is therefore complete.
+weights are on disk. The last checkpoint of a fit is therefore complete even if the fit is killed.
 The next save removes folders that the file does not name. No state of a random generator is stored,
 because each call of the engine has its own seed. `step` checks whether a checkpoint belongs to the
 current run.

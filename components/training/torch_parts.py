@@ -53,13 +53,14 @@ class Lookups(NamedTuple):
     order: Tensor
     """Index of each look-up's vector, int32 [L], ordered by table row."""
     starts: Tensor
-    """Position in `order` at which the look-ups of each table row start, int32 [U]."""
+    """First position in `order` for each row of `table_rows`, int32 [U]. In `order`, look-ups of
+    the same table row are adjacent."""
     bags: Tensor | None = None
-    """Position in `inverse` at which the look-ups of each vector start, int32 [B * F]. None if each
-    vector is one look-up."""
+    """First position in `inverse` for each vector, int32 [B * F]. None if each vector is one
+    look-up."""
     shares: Tensor | None = None
-    """Factor by which the sum of each vector's look-ups is multiplied, float32 [B * F, 1]. None if
-    all factors are 1."""
+    """Factor for each vector, float32 [B * F, 1]. The sum of a vector's look-ups is multiplied by
+    the vector's factor. None if all factors are 1."""
 
 
 class TablePositions:
@@ -81,7 +82,7 @@ class TablePositions:
         Args:
             columns: Id columns of the table.
             offsets: Table row of id 0 (padding) for each position, [P]. Each slot has its own id 0.
-            positions: Categorical positions of the columns.
+            positions: Slots of the columns, and the lists among the columns.
             device: Device of the batches.
         """
         spans = spans_of(positions)

@@ -161,7 +161,10 @@ class TrainJobs:
     def _request(self, call: Callable[..., Any], *, unless: int | None = None, **given: Any) -> Any:
         """Return the result of the client's method.
 
-        Returns None if the response status is `unless`.
+        Args:
+            call: Method of the Kubernetes client.
+            unless: HTTP status of a response for which the result is None, for example 404.
+            given: Arguments of the method.
         """
         action = f"{call.__name__} {given.get('name', '')}".strip()
         try:

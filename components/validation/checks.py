@@ -343,7 +343,10 @@ def observe_click_rate(label: LabelShift | None, rules: ValidationSettings) -> O
 
 
 def observe_drift(drift: list[ColumnDrift], rules: ValidationSettings) -> Observations:
-    """Yield drifted features and unusually many new categories, the smallest q-value first."""
+    """Yield the features that drifted or have unusually many new categories.
+
+    The feature with the smallest q-value comes first.
+    """
     for entry in sorted(
         drift,
         key=lambda each: (1.0 if each.q_value is None else each.q_value, -(each.effect or 0.0)),

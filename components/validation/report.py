@@ -48,8 +48,8 @@ from evergreen.statistics.column_profile import (
 _KIND, _FORMAT_VERSION = "ValidationReportDocument", 2
 _Bar = dict[str, Any]
 _SHOWN_VALUES = 12
-"""Maximum number of categories with a bar. The most frequent categories of the new rows and of the
-champion's rows have bars."""
+"""Maximum number of categories with a bar in a chart. The bars show the most frequent categories of
+the new rows and of the champion's rows."""
 
 
 def make_document(run: str, measured: Measured, report: ValidationReport) -> dict[str, Any]:

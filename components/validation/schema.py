@@ -164,8 +164,8 @@ def _set_presence(feature: Any, observed: ColumnStatistics, *, optional: bool) -
     if optional:
         feature.presence.min_count = 0
     elif present:
-        # Compute the limit as if there were at most `_SMALLEST_ROWS` rows. A small later window is
-        # then rarely below the limit by chance.
+        # Compute the limit as if there were at most `_SMALLEST_ROWS` rows. The limit then also
+        # suits later windows with few rows, whose shares vary more by chance.
         lowest, _ = possible_shares(present / rows, min(rows, _SMALLEST_ROWS))
         feature.presence.min_fraction = lowest
 

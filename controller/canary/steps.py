@@ -6,8 +6,8 @@ configuration.
 
 The running controller calls `step` in each of its rounds. A step may run at any time and
 repeatedly, because all its state is in the journal, the traffic plan and the evidence. The evidence
-leads to a request (`advance` or `abort`), as a person's command does. A shadow canary serves
-traffic only after it is started again with a share, or advanced.
+leads to a request (`advance` or `abort`), as a person's command does. A shadow canary serves no
+traffic until it is advanced, or until it is started again with a share of the traffic.
 
 The journal names the canary's version (`canary_at_work`), and clients read from the plan how to use
 the canary. The order of the writes is in the table of the protocol (`controller.protocol`). If a

@@ -35,7 +35,8 @@ RECOMMENDER = CRITEO_RECOMMENDER
 class SimulatedDenseColumn:
     """Parameters of a heavy-tailed integer column.
 
-    The values are floor(exp(mu + sigma z)) + minimum with standard normal z, at most the maximum.
+    A value is floor(exp(mu + sigma z)) + minimum, where z is standard normal. A value above the
+    maximum is replaced by the maximum.
     """
 
     missing: float
@@ -130,7 +131,10 @@ _CANDIDATE_ORDERS = 32
 
 @dataclass(frozen=True)
 class DenseTable:
-    """Quantiles of an integer column. One random 16-bit position selects a value and its effect."""
+    """Values of an integer column at 2^16 quantiles, with the effect of each value.
+
+    A random 16-bit index selects the value and the effect for one row.
+    """
 
     missing: float
     values: NDArray[np.float32]

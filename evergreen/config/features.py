@@ -27,8 +27,8 @@ has a slash."""
 _POSITION = "{name}/{number}"
 """Column name of one position of the list `name`. Positions are counted from 0."""
 LENGTH = "{name}/length"
-"""Name under which the lengths of the list `name` are counted. The elements of the list are counted
-under the list's own name."""
+"""Name of the column of a profile that contains the lengths of the list `name`. The elements of the
+list are counted under the list's own name."""
 _LOG, _STANDARDIZE, _MINMAX = "log1p", "standardize", "minmax"
 _NUMBER = r"[+-]?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?"
 _CLIP = re.compile(rf"clip\(({_NUMBER})(?:\.\.({_NUMBER}))?\)")

@@ -193,8 +193,8 @@ class DlrmConfig(NetworkConfig):
         if self.num_categorical + bool(self.num_dense) < 2:
             raise ContractError(
                 f"num_categorical is {self.num_categorical} and num_dense is {self.num_dense}, "
-                "expected at least two vectors for dlrm: one for each categorical column, and one "
-                "for all numeric columns together"
+                "expected at least two vectors for dlrm. Each categorical column has one vector, "
+                "and all numeric columns together have one vector"
             )
 
     def column_axes(

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from evergreen.runtime.errors import ContractError
 
 MAX_SHARE = 0.5
-"""Exclusive upper bound of the share of lists to explore."""
+"""Upper bound of the share of lists to explore. The share must be smaller than this bound."""
 
 
 def check_share(share: float) -> None:

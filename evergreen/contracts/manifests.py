@@ -247,8 +247,8 @@ class RawDataset(Manifest):
     """Number of rows that were left out because a copy with different features is used."""
     num_ahead: int = 0
     """Number of rows that were left out because their event times are in the future. A later run
-    reads these rows. The files of these rows are in `ahead_uri`. For each file, `ahead_uri` also
-    has the number of rows and the reason."""
+    reads these rows. The file `ahead_uri` lists the files of these rows. For each file, it contains
+    the number of rows that were left out, and the reason."""
     ahead_uri: str | None = None
     num_left_files: int = 0
     """Files that are new to the parent's lineage but too old for this run. The rows in these files
@@ -297,8 +297,8 @@ class RawDataset(Manifest):
     """Files of the lake that existed when a run of the lineage read it. Back-filled versions of
     files are not listed. Each day (YYYY-MM-DD) maps file names to sizes in bytes. The list covers
     the 366 days up to the last training row. If a file of these 366 days is not in the list, it is
-    a late file. The first day always has an entry. A later day without an entry had no files. Days
-    before the first entry are not covered."""
+    a late file. The first day always has an entry. If a day after the first day has no entry, the
+    lake had no files of this day. Days before the first entry are not covered."""
     quarantined_files: list[dict[str, Any]] = field(default_factory=list)
     """Files of the lake that the run left out because their rows cannot be read. Each entry has
     four fields: file (relative to the lake), num_rows (of its footer, or None), reason, and known

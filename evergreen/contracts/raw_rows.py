@@ -5,8 +5,8 @@ simulator and from the monitor's archive. Extraction, validation, preprocessing 
 rows. `evergreen.config.features` defines the features.
 
 The columns of a raw Parquet file are `label` (int32), the features (null if missing), and the log
-columns. Rows of a lake have the same columns, but a column of categories may contain strings
-instead (`lake_types`). The monitor's archive contains categories only.
+columns. Files of a lake have the same columns, but a column of categories may contain strings
+instead of numbers (`lake_types`). The monitor's archive contains categories only.
 """
 
 from collections.abc import Sequence

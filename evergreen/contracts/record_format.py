@@ -463,7 +463,8 @@ class RecordFormat:
             features = self._features_type.FromString(sent.features)
         except DecodeError as error:
             raise ContractError(
-                f"features of {len(sent.features)} bytes are not those of a log record"
+                f"features with {len(sent.features)} bytes cannot be decoded, expected the "
+                "features of a log record"
             ) from error
         _expect_known(sent, "predictions")
         _expect_known(features, "features")

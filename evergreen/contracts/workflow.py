@@ -361,7 +361,7 @@ class VocabularyChange:
     """Ids that have a category now but had none before. Some of these ids are new, and some were
     tombstones before."""
     reused: NDArray[np.int64]
-    """Ids in `entered` that the vocabulary before the change marked as unused (`TOMBSTONE`)."""
+    """Ids in `entered` that were unused in the previous vocabulary (marked as `TOMBSTONE`)."""
     evicted: NDArray[np.int64]
     """Ids that had a category and are now tombstones."""
 

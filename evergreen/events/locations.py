@@ -3,13 +3,16 @@
 The inference client and the monitor get the same URL. The client publishes to the log, and the
 monitor subscribes to it. A backend's library is imported only when its scheme is used.
 
-    sqlite:///relative.db, sqlite:////absolute.db           as SQLAlchemy writes them; [?lease_seconds=30]
-    pubsub://project/topic?subscription=name                see `evergreen.events.pubsub`
-    kafka://host:port[,host:port]/topic?group=name          see `evergreen.events.kafka`
+A URL has one of these forms:
+
+- `sqlite:///relative.db` or `sqlite:////absolute.db`, as in SQLAlchemy. The parameter
+  `?lease_seconds=30` is optional.
+- `pubsub://project/topic?subscription=name`. See `evergreen.events.pubsub`.
+- `kafka://host:port[,host:port]/topic?group=name`. See `evergreen.events.kafka`.
 
 A partitioned log consists of several logs, each with its own monitor. For example,
 `kafka://host:port/topic-{0-3}` names four logs.
-"""  # noqa: E501
+"""
 
 import math
 import re

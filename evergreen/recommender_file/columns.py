@@ -44,8 +44,8 @@ INTEGER, FLOAT, BOOLEAN, TIME, TEXT, OTHER = "integer", "float", "boolean", "tim
 """Kinds of columns. A column of floats that are all whole numbers is `INTEGER`, because pandas
 writes integers with missing values as floats."""
 TOLERATED = 0.01
-"""Maximum share of rows whose value is not of the column's kind. A row with a value of another kind
-is malformed, and extraction accepts the same share of malformed rows."""
+"""Maximum share of rows whose value is not of the column's kind. Rows with a value of another kind
+are malformed. Extraction has the same limit for the share of malformed rows."""
 ELEMENT_END = "\x1f"
 """Separator for the elements of a Parquet list that is stored as a text."""
 _EXACT = 2.0**53
@@ -289,11 +289,11 @@ class SampledColumn:
         return min(exact), max(exact)
 
     def row_values(self, of_values: NDArray[Any], absent: Any) -> NDArray[Any]:
-        """Return the number of each row's value, from the numbers of the distinct values.
+        """Return an array with the number that belongs to the value of each row.
 
         Args:
-            of_values: Number of each distinct value, in the order of `values`.
-            absent: Number of a row without a value.
+            of_values: Number for each distinct value, in the order of `values`.
+            absent: Number for rows without a value.
         """
         if not len(of_values):
             return np.full(self.num_rows, absent)

@@ -170,7 +170,7 @@ def expand_range(name: NameRange) -> list[str]:
 
 
 def collapse_names(names: Sequence[str]) -> list[str]:
-    """Return the names, with ranges for three or more consecutive numbers.
+    """Replace three or more names with consecutive numbers by one range.
 
     >>> collapse_names(["price", "I1", "I2", "I3", "I5"])
     ['price', 'I1..I3', 'I5']

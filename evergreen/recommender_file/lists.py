@@ -26,15 +26,15 @@ _MAX_INSPECTED = 20_000
 _SEPARATED_SHARE = 0.25
 """A column looks like lists if at least this share of its distinct texts contains a separator."""
 _MIN_REPEATS = 3.0
-"""Minimum number of elements per distinct element. From this number on, a column of texts with a
-separator is treated as a list column, whatever its name is."""
+"""Minimum average number of times that an element occurs. If elements occur this often, a column of
+texts with a separator is a list column, whatever its name is."""
 _MAX_LETTERS = 40
 """Maximum number of characters of an element. A longer text is assumed to be a sentence."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ListLooks:
-    """Result of the detection of lists in a column's texts."""
+    """Result of a search for lists in the texts of a column."""
 
     separator: str | None = None
     """Separator between the elements, or `BRACKETS`. None if the texts are not lists."""

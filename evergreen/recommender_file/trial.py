@@ -376,7 +376,7 @@ def _of_times(trial: Trial) -> Iterator[str]:
         f"{round(num_rows / len(trial.days)):,} rows a day"
     )
     if trial.span[0] < USUAL:
-        yield "WARNING: rows lie before 2000: if this is wrong, set data.time_format"
+        yield "WARNING: some times are before 2000: if they are wrong, set data.time_format"
     if not trial.has_times:
         yield "WARNING: some files have times and some have none"
 
@@ -387,9 +387,8 @@ def _of_copies(trial: Trial) -> Iterator[str]:
     if trial.changed_labels:
         yield (
             f"{counted(trial.changed_labels, 'row')} equal to an earlier one except for the label: "
-            "if they are the "
-            "same rows with their clicks, name the columns that identify a row, data.request_id "
-            "and data.row"
+            "if the later rows are copies of the earlier rows with the click added, name the "
+            "columns that identify a row, data.request_id and data.row"
         )
     if trial.copies is not None and trial.copies.num_copies:
         yield (

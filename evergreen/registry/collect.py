@@ -130,10 +130,10 @@ def _work_of_runs(store: Path, work: Path, before: datetime) -> list[Removable]:
 
 
 def _left_behind(folder: Path, pattern: str, before: datetime) -> list[Removable]:
-    """Return the files and folders that a killed process left behind.
+    """Return the files and folders of garbage collections and writes that were killed.
 
-    The process was a garbage collection or a write. An unfinished write is not returned if one of
-    its files is newer than `before`, because the write may still be active.
+    An unfinished write is not returned if one of its files is newer than `before`, because the
+    write may still be active.
     """
     found = []
     for path in sorted(folder.glob(pattern)):

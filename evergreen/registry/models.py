@@ -1,7 +1,7 @@
 """The model registry: paths of its files, and look-up of models, releases and verdicts.
 
 Training writes models, and deployment writes releases and the journal. Steps of a run refer to a
-model by `current` (the live model), by `none`, or by the id of a stored model.
+model by its id, by `current` (the live model) or by `none` (no model).
 
 Layout of `<store>`:
 

@@ -46,7 +46,7 @@ PROMOTE = "promote"
 """Action of a line: `version` becomes live. Before, the version was a canary, or the gate had
 refused its model."""
 WITHDRAWN = "withdrawn"
-"""Action of a line that cancels the preceding intent. The change that was intended failed. The live
+"""Action of a line that cancels the preceding intent, because the intended change failed. The live
 version did not change."""
 CANARY = "canary"
 """`version` answers a part of the traffic. `share` is the canary's share of the traffic. The live
@@ -227,7 +227,7 @@ def _unfenced(lines: list[Line]) -> Iterator[Line]:
 
 
 def newest_lease(store: Path) -> int:
-    """Return the largest number of a lease in the journal.
+    """Return the highest lease number in the journal.
 
     Returns 0 if the journal has no lease.
     """
@@ -281,7 +281,7 @@ def append_entry(store: Path, entry: Entry) -> Entry:
 
 
 def current(store: Path) -> Promotion | None:
-    """Return the line that made the live version live, or None if no version is live."""
+    """Return the last line that made a version live, or None if no version is live."""
     promotions = read_journal(store)
     return promotions[-1] if promotions else None
 

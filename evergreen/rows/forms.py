@@ -547,7 +547,10 @@ class FileReader:
         first, last = self.span
         message = f"{self.path}: rows from {to_iso(first)} to {to_iso(last)}"
         if first < USUAL:
-            logger.warning("%s, before 2000: if this is wrong, set data.time_format", message)
+            logger.warning(
+                "%s: some times are before 2000. If they are wrong, set data.time_format",
+                message,
+            )
         else:
             logger.info("%s", message)
 

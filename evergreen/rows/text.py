@@ -239,7 +239,8 @@ class Head(NamedTuple):
     """First lines of a text file."""
 
     lines: list[str]
-    """First lines of the file that are not blank, at most `_HEAD_LINES`, each with a line feed."""
+    """First lines of the file, without blank lines. There are at most `_HEAD_LINES` lines, and each
+    line ends with a line feed."""
     num_skipped: int
     """Number of comments at the start of the file."""
 

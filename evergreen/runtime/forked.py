@@ -105,10 +105,10 @@ def shares(
 ) -> list[list[Item]]:
     """Divide the items into at most `number` consecutive shares of nearly equal weight.
 
-    Shares without an item are not returned. Weights are positive, and the default weight of an item
-    is 1. Imagine the items as intervals on a line, each as long as its weight, and the line divided
-    into `number` equal parts. An item belongs to the part that contains the midpoint of its
-    interval.
+    Every share contains at least one item, so there may be fewer than `number` shares. Weights are
+    positive, and the default weight of an item is 1. Imagine the items as intervals on a line, each
+    as long as its weight, and the line divided into `number` equal parts. An item belongs to the
+    part that contains the midpoint of its interval.
 
     >>> shares("abcde", 2), shares("a", 3), shares([1, 1, 1, 9], 2, weight=float)
     ([['a', 'b'], ['c', 'd', 'e']], [['a']], [[1, 1, 1], [9]])

@@ -10,13 +10,13 @@ repeated after a crash, the number of looks therefore stays the same.
 A degradation is significant if a one-sided p-value is below alpha / (looks * 2). One test is for
 the difference of the AUC (paired DeLong), and the other test is for the difference of the mean log
 loss. Rows are clustered by user, or by request if there are no users. The Bonferroni correction is
-valid for any dependence between looks and metrics. The probability of aborting an equal model is at
-most `alpha` over the canary's whole life. O'Brien-Fleming bounds would have more power.
+valid for any dependence between looks and metrics. The probability that these tests ever abort a
+canary as good as the stable arm is at most `alpha`. O'Brien-Fleming bounds would have more power.
 O'Brien-Fleming bounds are not used, because they need independent increments. The labels of a
 request or a day arrive together, so the increments may be dependent. Both tests assume that the
 means are normally distributed, so at least `MIN_REQUESTS` requests must have clicks, however many
-rows there are. If only three requests had clicks, one in thirty equal models would be aborted at
-the first look.
+rows there are. If only three requests had clicks, one in thirty canaries as good as the stable arm
+would be aborted at the first look.
 
 The canary grows when the tests confirm that both metrics are within their margins. The one-sided
 level `growth_alpha` is divided among the looks. Both tests must pass, so no further correction is
@@ -27,9 +27,10 @@ candidate passes.
 
 Errors are tested at every step by `sequential_binomial`, which is valid for any number of looks.
 Latency has no statistical test, because Triton's counters have no medians and no spread. Instead,
-the ratio of the means has a maximum. Latency is the time that the model takes to compute a request.
-Queue times are not compared, because they depend on an arm's share. Responses from the cache are
-not counted, because the cache contains more requests of the larger arm.
+the canary's mean latency may be at most `max_latency_ratio` times the stable arm's mean latency.
+Latency is the time that the model takes to compute a request. Queue times are not compared, because
+they depend on an arm's share. Responses from the cache are not counted, because the cache contains
+more requests of the larger arm.
 
 If a number is missing, no decision is made. The canary is held until the last look, and a check
 names the missing number.
@@ -179,8 +180,8 @@ class CanaryPolicy:
     error_margin: float = 0.01
     """Maximum difference between the failure rates of the canary and the stable arm."""
     error_alpha: float = 0.001
-    """Maximum probability of a false abort by the failure rate, for each stage. An abort is false
-    if the failure rate is within the margin."""
+    """Maximum probability, at each stage, of aborting a canary whose failure rate is within the
+    margin."""
     max_latency_ratio: float = 1.5
     """Maximum ratio of two mean latencies: the canary's divided by the stable arm's."""
 

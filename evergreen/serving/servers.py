@@ -247,8 +247,8 @@ class Triton:
     def _unexpected_reply(self, name: str, how: str) -> PermanentError:
         wanted = PROBABILITY_OUTPUT
         return PermanentError(
-            f"triton {self.url} answered {name} {how}, expected one output {wanted.name} of type "
-            f"{wanted.datatype} from a version of {name}"
+            f"triton {self.url} answered a request for model {name} {how}. Expected an answer from "
+            f"a version of {name} with exactly one output {wanted.name} of type {wanted.datatype}"
         )
 
     @contextmanager
@@ -321,7 +321,7 @@ class Timeouts:
         Args:
             act: Function that is called again after a TemporaryError.
             seconds: Time after which the last TemporaryError is raised.
-            but: Type of the TemporaryErrors that are raised at once, without a retry.
+            but: Class of temporary errors that are raised at once, without a retry.
         """
         deadline = self.clock() + seconds
         while True:
@@ -457,9 +457,9 @@ class Fleet:
     A new replica is added when the DNS name lists it. If a replica stops answering, this is an
     error only while the DNS name still lists the replica. A closed port is not an error. A starting
     pod gets its address minutes before its port is open, and this wait must not delay a release or
-    a rollback. The fleet first waits until all other replicas serve, then waits for a replica with
-    a closed port, and finally skips it. The skipped replica reads the published configuration when
-    it starts.
+    a rollback. The fleet first waits until all replicas with an open port serve. Then the fleet
+    waits for replicas with a closed port. If the port of a replica stays closed, the replica is
+    skipped. A skipped replica reads the published configuration when it starts.
 
     Raises:
         TemporaryError: a server does not answer, or a name has no address.

@@ -45,9 +45,8 @@ Above 10, each bucket is 30 % wider than the previous bucket. The first and the 
 all values beyond the edges, even infinity."""
 NUM_BUCKETS = len(DENSE_EDGES) - 1
 SCORE_EDGES = _make_score_edges()
-"""Edges of the buckets of scores. The logits of the edges go from -10 to 10 in steps of 0.25. The
-steps are equal in the logit, because at a click rate of 0.1 % scores differ by factors rather than
-by amounts."""
+"""Edges of the buckets of scores. The logits of the edges go from -10 to 10 in steps of 0.25. With
+equal steps of the logit, small scores such as 0.001 and 0.002 fall into different buckets."""
 
 
 def count_between(edges: NDArray[np.float64], values: NDArray[Any]) -> Ints:
@@ -90,8 +89,8 @@ def request_totals(rows: Ints, of: Ints) -> Ints:
 
     Args:
         rows: Number of rows of each kind in each request, [g, c].
-        of: Number of rows of any kind in each request, [g, c] or [g, 1]. If the kinds are the
-            values of a column, only rows with a value count.
+        of: Number of rows of any kind in each request, [g, c] or [g, 1]. If each kind of rows has
+            its own value in a column, rows without a value are not counted.
     """
     return np.stack([rows.sum(axis=0), (rows * rows).sum(axis=0), (rows * of).sum(axis=0)], axis=1)
 
@@ -134,8 +133,7 @@ class ColumnProfile:
     present: int
     """Number of rows with a value. The number includes rows whose value is in no cell."""
     present_sizes: int
-    """For each request, the number of rows with a value is squared. `present_sizes` is the total of
-    these squares."""
+    """Total of v x v over all requests, if a request has v rows with a value."""
     present_requests: int
     """Number of requests with a value. 0 = unknown."""
     missing: RowTotal
@@ -225,8 +223,8 @@ def find_sums(wanted: Ints, values: Ints, sums: Ints) -> Ints:
 def most_frequent(values: Ints, sums: Ints, limit: int) -> tuple[Ints, Ints, int]:
     """Return the `limit` most frequent values.
 
-    Returns three results: the values, their sums, and the largest number of rows of a dropped
-    value. The last result is 0 if no value is dropped.
+    Returns three results: the values, their sums, and the number of rows with the most frequent
+    dropped value. The last result is 0 if no value is dropped.
 
     Args:
         values: Distinct values, [n].

@@ -612,8 +612,8 @@ def _design_of_totals(
         )
         for total, table in zip((now, before), tables)
     ]
-    # Shares of 0 and 1 do not allow an estimate of the correlation. The worst case is assumed, in
-    # which all rows of a request are equal.
+    # If the share is 0 or 1, the correlation cannot be estimated. In this case, all rows of a
+    # request are assumed to be equal, which is the worst case.
     correlation, _ = correlations((samples[0], samples[1]))
     return float(comparison_design(correlation, samples[0], samples[1])[0])
 

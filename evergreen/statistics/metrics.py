@@ -394,8 +394,8 @@ class UserQuality(NamedTuple):
 def user_quality(labels: ArrayLike, scores: ArrayLike, *, users: ArrayLike) -> UserQuality:
     """Return GAUC and NDCG over the users who have both a click and a row without a click.
 
-    Rows of a user with equal scores share their positions, and each row gets the mean discount of
-    these positions.
+    If several rows of a user have equal scores, each of these rows gets the mean discount of their
+    positions.
 
     Args:
         labels: 0 or 1, [n].

@@ -138,7 +138,8 @@ class _BatchRequests:
         self.sizes = np.diff(np.append(self.starts, batch.num_rows))
         """[g] number of rows of each request."""
         self.of_row = np.repeat(np.arange(len(self.sizes)), self.sizes)
-        """[n] request of each row, ascending."""
+        """[n] index of the request to which each row of `order` belongs. The indices are
+        ascending."""
         second = int((blocks[self.order[self.starts]] % 2 == _SELECTION).sum())
         self.halves = (slice(0, second), slice(second, len(self.sizes)))
         """Ranges of the requests of each half."""

@@ -176,7 +176,10 @@ def read_reference(path: Path, *, scores: Path | None = None) -> TrainingReferen
 
 
 def _check_columns(found: TrainingReference) -> None:
-    """Check that each column is a feature with the expected number of rows and bounds.
+    """Check the columns of the training profile.
+
+    Each column must be a feature. A column that is not a list must have as many rows as the
+    profile. A numeric column must have bounds.
 
     Raises:
         ValueError: The check fails for a column.

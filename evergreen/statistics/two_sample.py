@@ -73,7 +73,7 @@ def homogeneity(now: Counts, before: Counts, design: float | Floats) -> float | 
 def _merge_cells(
     now: Counts, before: Counts, design: float | Floats
 ) -> tuple[Counts, Counts, Floats]:
-    """Merge neighbouring cells to g cells that have enough rows.
+    """Merge neighbouring cells until each of the g merged cells has enough rows.
 
     In the smaller sample, at least `MIN_EXPECTED` rows are expected in each merged cell. Both
     samples must have rows.
@@ -251,12 +251,12 @@ def _agreement(sample: Clustered) -> tuple[Floats, Floats]:
 
 
 def own_designs(correlation: Floats, now: Clustered, before: Clustered) -> tuple[Floats, Floats]:
-    """Return the design effects of the shares of each sample, [k] for each.
+    """Return the design effects of both samples, as two arrays [k].
 
-    If a sample's overall correlation is higher than `correlation`, the higher value is used,
-    because the sample's requests may be more homogeneous. A sample without data about requests is
-    assumed to have the correlation of the other sample. If neither sample has data, the design
-    effect is 1.
+    Each design effect belongs to the share of one cell. If a sample's overall correlation is higher
+    than `correlation`, the higher value is used, because the sample's requests may be more
+    homogeneous. A sample without data about requests is assumed to have the correlation of the
+    other sample. If neither sample has data, the design effect is 1.
 
     Args:
         correlation: Correlation of both samples together, [k].

@@ -5,10 +5,10 @@ read day by day, in order of event time. Rows that none of our models served are
 after the attribution window do not change labels, as in the running monitor. At most one day of
 rows is in memory.
 
-The output is decision points and one `Backtest` per set of policies. The decision lines equal those
-that the monitor wrote over the same records, with two exceptions. First, the monitor ignored
-records that arrived after their decision point, and the archive does not show which records these
-are. Second, the monitor's settings, verdicts or training profiles may have been different. A
+The output is decision points and one `Backtest` per set of policies. For the same records, the
+decision lines equal the lines that the monitor wrote, with two exceptions. First, the monitor
+ignored records that arrived after their decision point, and the archive does not show which records
+these are. Second, the monitor's settings, verdicts or training profiles may have been different. A
 backtest cannot release a model. After a simulated run, a backtest therefore continues with the old
 scores, and the same drift can cause a second alarm.
 """

@@ -192,7 +192,7 @@ def _digest(reference: TrainingReference) -> str:
 
 
 _PENDING_ROWS = 4096
-"""Number of rows that are counted at once. If each request of 64 rows were counted alone, a row
+"""Number of rows that are counted in one call. With one call for each request of 64 rows, counting
 would take ten times as long."""
 
 

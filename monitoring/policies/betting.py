@@ -15,23 +15,24 @@ theta, then E[X | earlier rounds] >= 0. If lambda in [0, 1 / (1 - theta)) is cho
 round, the factor 1 - lambda X has a mean of at most 1. The product of the factors is a nonnegative
 supermartingale (betting on a bounded mean: Waudby-Smith and Ramdas 2024, JRSS-B 86).
 
-**Mixture.** The e-value is a weighted sum of products of these factors. For each round s, one
-product starts at round s with the weight w_s, where w_1 + w_2 + ... = 1. A product is 1 until its
-first round. The weight of each start is split equally over several products. The lambdas of these
-products are the largest lambda times each of `FRACTIONS`. A weighted mean of supermartingales is a
-supermartingale, so the e-value is that of an e-process (Ramdas et al. 2023, Statistical Science
-38). By Ville's inequality (1939), P(the e-value ever reaches 1 / alpha) <= alpha, over all time and
-at every look. If a drift begins after long service, the products that start late detect it. By the
-time of such a drift, the products that started early are close to 0. A product that starts at round
-t costs only a factor of 1 / w_t, whose logarithm is about log t. The restarted e-detectors of Shin,
-Ramdas and Rinaldo (2024) detect a drift sooner. However, restarted e-detectors bound the mean time
-between false alarms, not the probability of any false alarm.
+**Mixture.** The e-value is a weighted sum of products of these factors. Each product multiplies the
+factors of all rounds from its start onwards. Before its start, the product is 1. Products start at
+every round s. All products that start at round s have the total weight w_s, where w_1 + w_2 + ... =
+1. The weight w_s is split equally over one product for each of `FRACTIONS`. The lambda of a product
+is the largest lambda times the fraction. A weighted mean of supermartingales is a supermartingale,
+so the e-value is that of an e-process (Ramdas et al. 2023, Statistical Science 38). By Ville's
+inequality (1939), P(the e-value ever reaches 1 / alpha) <= alpha, over all time and at every look.
+If a drift begins after long service, the products that start late detect it. By the time of such a
+drift, the products that started early are close to 0. A product that starts at round t costs only a
+factor of 1 / w_t, whose logarithm is about log t. The restarted e-detectors of Shin, Ramdas and
+Rinaldo (2024) detect a drift sooner. However, restarted e-detectors bound the mean time between
+false alarms, not the probability of any false alarm.
 
 **Several versions.** Each version has its own rounds and its own theta. The rounds of all versions
 multiply the same e-value, one after the other. The lambda of a round follows from theta, and is
-chosen before the rows of the round are known. The product over the rounds of all versions is
-therefore a supermartingale if the AUC of each version is at least the version's theta. A single
-application of Ville's inequality covers all versions together.
+chosen before the rows of the round are known. Assume that the AUC of each version is at least the
+version's theta. Then the product of the factors of all versions' rounds is a supermartingale. A
+single application of Ville's inequality covers all versions together.
 
 **Start of the change.** The start is estimated as in Page's CUSUM test (1954). A `Trail` per
 fraction multiplies the same factors and restarts at 1 when the product falls below 1. The estimate

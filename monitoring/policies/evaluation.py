@@ -50,7 +50,7 @@ def no_baseline(version: int) -> Baseline | None:
 
 
 def serving_ahead(settings: EvaluationSettings) -> float:
-    """Return for how many seconds after a decision point predictions still affect its decision.
+    """Return how long after a decision point a prediction can affect the decision, in seconds.
 
     Predictions after a decision point show which version served at the point. The result is the
     attribution window minus the grace period, because the last predictions before the watermark may

@@ -396,8 +396,8 @@ def confirm(
 def _still_holds(state: PolicyState, evidence: Evidence, version: int) -> bool:
     """Return whether the saved evidence also applies to this version.
 
-    Evidence that began at `since` does not apply to a later version that was trained on rows from
-    `since` or later.
+    The evidence began at the time `since`. If another version was trained on rows of this time or
+    later, the evidence does not apply to that version.
     """
     before, since, trained_until = (
         state.get("version"),

@@ -107,8 +107,8 @@ class NewVersions:
         self._is_new = self._unusable.rows > 0
         """Whether rows without a usable score arrived after the last test of such rows."""
         self._reported: int | None = (documents.read_document(_ROLLED_BACK) or {}).get("position")
-        """Number of journal entries up to which rollbacks were reported. None = this state folder
-        is new, so earlier rollbacks are not reported."""
+        """Number of entries of the promotion journal that were already checked for rollbacks. None
+        = this state folder is new, so earlier rollbacks are not reported."""
         self._written: Findings | None = None
         self._reported_bad: int | None = None
         """The bad version that was last reported to people."""

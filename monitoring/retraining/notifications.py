@@ -105,8 +105,8 @@ _RULES = {
         "stored in the state folder, retried at the next start",
     ),
 }
-"""Texts of the message for each kind of event, and its incident. For the end of a run, the run's
-outcome determines the rule."""
+"""Rule for each kind of event: the incident to which the event belongs, and the texts of the
+message. For the end of a run, the run's outcome determines the rule."""
 _ENDS = {"recovered": (DRIFT, "Recovered"), "log_up": (LOG, "The record log can be reached again")}
 
 

@@ -8,8 +8,9 @@ prediction is unknown. Extraction joins late outcomes to their rows, and `monito
 the files to the lake.
 
 Shadow scores of a ranked list are not archived. The serving model selected the rows of the list,
-and on selected rows every other model appears better than it is. In lists of the ten best of 200
-rows, the measured AUC of an equally good model was higher by 0.04.
+and on selected rows every other model appears better than it is. One measurement used lists of the
+ten best of 200 rows. On these lists, the AUC of a model that is as good as the serving model was
+higher by 0.04.
 
 The steps have this order, so that a killed process loses no row:
 

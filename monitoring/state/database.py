@@ -82,9 +82,9 @@ CREATE TABLE documents (name TEXT PRIMARY KEY, content TEXT NOT NULL);
   `matured_to` have matured. `waiting_from` is the time of the first open prediction, and `newest`
   is the time of the newest open prediction. `unarchived` counts the predictions that are in no
   sealed file, and `needed` counts the predictions that are still needed.
-- `matured`: parts of matured requests. Requests are numbered in the order in which they mature.
-  `last` is the number of the part's last request. `versions` is the number of rows of each model
-  version.
+- `matured`: each database row is a part, which is a group of matured requests. Requests are numbered
+  in the order in which they mature. `last` is the number of the part's last request. `versions` is
+  the number of rows of each model version.
 - `clicks`: `number` is the number of the prediction, or NULL while it is unknown.
 """
 
@@ -401,7 +401,7 @@ class FileTables(Database):
         connection.executemany(query, [(name, number) for number in numbers])
 
     def numbers_of_file(self, name: str) -> list[int]:
-        """Return the numbers of the parts or late outcomes that are assigned to a file."""
+        """Return the row ids of the parts or late outcomes that belong to a file."""
         query = f"SELECT rowid FROM {self._table_of(name)} WHERE file = ? ORDER BY rowid"
         return [number for (number,) in self._connection.execute(query, (name,))]
 
@@ -574,8 +574,9 @@ class FileTables(Database):
         """Delete archived requests, but keep the newest rows of each of the newest versions.
 
         Ids of deleted requests are not deleted. A part is deleted completely or not at all. At most
-        `MAX_VERSIONS * keep_rows` rows stay. Without this limit, the parts of a rare version could
-        keep many rows of other versions.
+        `MAX_VERSIONS * keep_rows` rows stay. A part can contain rows of several versions. Without
+        this limit, many rows of other versions would stay, because they share parts with a rare
+        version.
         """
         is_sealed = "file IN (SELECT name FROM files WHERE state IN ('sealed', 'uploaded'))"
         query = (
@@ -595,7 +596,10 @@ class FileTables(Database):
                 self._delete_part(connection, last)
 
     def _delete_part(self, connection: sqlite3.Connection, last: int) -> None:
-        """Delete a part of matured requests, and the blocks that no request needs any more."""
+        """Delete one part, and the blocks that no request needs any more.
+
+        A part is a group of matured requests.
+        """
         (packed,) = connection.execute(
             "DELETE FROM matured WHERE last = ? RETURNING requests", (last,)
         ).fetchone()

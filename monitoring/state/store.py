@@ -257,7 +257,7 @@ class StateStore(FileTables):
         self._store_late(connection, late, now)
 
     def arrange_columns(self, columns: dict[str, list[str]], arranged: ColumnMap) -> None:
-        """Rewrite the rows that are not archived to new columns, one block at a time.
+        """Change the columns of all rows that are not archived yet, one block at a time.
 
         Args:
             columns: The new column names, stored as the document `features`.
@@ -579,7 +579,7 @@ class StateStore(FileTables):
     def _store_late(
         connection: sqlite3.Connection, late: Sequence[LateOutcome], now: float
     ) -> None:
-        """Store outcomes for the outcome files.
+        """Insert late outcomes into the table from which the outcome files are written.
 
         Only the earliest outcome per (request, row, event) is stored.
 
@@ -791,8 +791,8 @@ def _insert_block(
 def _first_of(found: Sequence[Waiting], limit: int, max_rows: int, *, beyond: int = 0) -> Waiting:
     """Return the first requests of blocks within both limits, as `StateStore.waiting` does.
 
-    Each element of `found` contains the first requests of one block in order of time. With
-    `beyond=1`, the result also includes the first request over the limit, but no later request.
+    Each element of `found` contains the first requests of one block in order of time. If `beyond`
+    is 1, the result contains one request more than `max_rows` allows, but at most `limit` requests.
     """
     joined = Waiting.joined(found)
     joined = joined.ordered(joined.times)

@@ -6,8 +6,9 @@ so a read costs one listing, the journal, and the outcome of each new run. Runs 
 monitor's state, so the counts survive a restart and the removal of old runs.
 
 The disks are those of the state, the archive and the registry. If the lake, the work folders or the
-model repository have the same parent folder as the registry, their disks are included. A lake or
-repository in a bucket has no disk. `evergreen.registry.collect` removes old files.
+model repository have the same parent folder as the registry, their disks are included. No disk is
+reported for a lake or a model repository in a bucket. `evergreen.registry.collect` removes old
+files.
 """
 
 import logging

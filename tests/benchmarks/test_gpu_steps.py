@@ -9,7 +9,7 @@ import onnxruntime
 import pytest
 import torch
 
-from benchmarks import gpu, gpu_steps, lists
+from benchmarks import gpu, gpu_plan, gpu_steps, lists
 from components.training import torch_parts
 from tests.support.simulated_gpu import DEVICE, GpuTensor, simulate_gpu, simulated_gpu
 
@@ -72,7 +72,7 @@ def test_rates_compare_each_precision_with_fastest_peer(run, name):
     ratios = [figure for figure in document["figures"] if figure.unit == "times"]
     assert len(ratios) == len(gpu_steps.PRECISIONS)
     by_default = [each for each in document["figures"] if "batches of" in each.name]
-    assert len(by_default) == (name == gpu.DEFAULT_RATES)
+    assert len(by_default) == (name == gpu_plan.DEFAULT_RATES)
 
 
 def test_loading_measures_threads_and_processes(run):
@@ -88,7 +88,7 @@ def test_memory_compares_peak_with_estimate(run):
     assert len(peaks) == 9
 
 
-@pytest.mark.parametrize("network", gpu.NETWORKS)
+@pytest.mark.parametrize("network", gpu_plan.NETWORKS)
 def test_graphs_measure_three_ways_and_engine(run, monkeypatch, network):
     captured = []
 

@@ -87,7 +87,7 @@ def monitor_folders(tmp_path_factory):
 def _check_evidence(*folders):
     monitor_folders = [open_objects(str(folder)) for folder in folders]
     since = datetime.fromtimestamp(BEGIN + 2, timezone.utc)
-    found = read_pairs(monitor_folders, stable=3, canary=4, since=since, most=1_000)
+    found = read_pairs(monitor_folders, stable=3, canary=4, since=since, max_pairs=1_000)
     expected = [
         (int(i == 1), *(map(float, (served, other) if r.model_version == 3 else (other, served))))
         for r in RECORDS[2:]

@@ -315,7 +315,10 @@ def test_impossible_lists_are_refused(server, make_rows, n, k, text):
         ),
         ({"price": [1.0, 2.0], "item": [1, 2**64]}, f"column item, row 1 is {2**64}"),
         ({"price": [1.0, 2.0], "item": [1.0, 2.5]}, "column item, row 1 is 2.5"),
-        ({"price": [1.0, 2.0], "item": [1]}, "column item has 1 rows, expected 2 as column price"),
+        (
+            {"price": [1.0, 2.0], "item": [1]},
+            "column item has 1 rows, expected 2, the number of rows of column price",
+        ),
         (
             {"price": [1.0], "itme": [1]},
             "rows have a column 'itme', which is not a feature, expected item",

@@ -26,7 +26,10 @@ _FLOATS_PER_ROW = 3
 
 @dataclass(frozen=True, kw_only=True)
 class Slot:
-    """One slot of a HugeCTR embedding. The look-ups of a slot give one vector of a row."""
+    """One slot of a HugeCTR embedding.
+
+    For each row, the vectors of the slot's ids are combined into one vector.
+    """
 
     vector: int
     """Position of the slot's vector in a row."""

@@ -60,8 +60,8 @@ _SEGMENT_STAGES = 8
 """Stages in one call of `train`. A stage is written while HugeCTR trains on the previous stage.
 Before scoring, the whole table is saved, so a call of `train` should be long."""
 _MAX_MESSAGE_BYTES = (1 << 31) - 1
-"""Maximum length of a message of MPI, whose lengths are 32-bit integers. HugeCTR sends the values
-of one Adam moment on a node as a single message."""
+"""Maximum length of a message of MPI, whose lengths are 32-bit integers. For each embedding,
+HugeCTR sends one of Adam's two moments for all GPUs of a node in a single message."""
 
 
 @dataclass(kw_only=True)

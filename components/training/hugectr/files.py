@@ -8,8 +8,8 @@ endian, without headers, and float32 unless stated otherwise.
 - `dcn_opt_dense_0.model` has Adam's m, then v, which starts at a multiple of 256 bytes.
 - `dcn<i>_sparse_0.model/{key,emb_vector}` of embedding i have int64 keys, and a vector for each
   key.
-- `dcn<i>_opt_sparse_0.model` has m, then v. m and v have the form of the workspace of every GPU,
-  [capacity, width], with zeros in unused rows.
+- `dcn<i>_opt_sparse_0.model` has m, then v. Each of m and v has one array [capacity, width] per
+  GPU, which is the GPU's workspace. Unused rows of a workspace are zero.
 
 The files do not state the workspace row of a key. Key k is on GPU k % n, where n is the number of
 GPUs. The row of a loaded key is its position among the keys of its GPU. This module exports all

@@ -101,8 +101,8 @@ def dcn_layers(config: DcnConfig, embeddings: Sequence[Embedding]) -> list[Layer
 def _input_layers(config: DcnConfig, embeddings: Sequence[Embedding]) -> Iterator[Layer]:
     """Yield the layers that build x0 from the embeddings.
 
-    x0 has all vectors in their order, then the dense values. An embedding is sliced only if vectors
-    of other embeddings are between its vectors.
+    x0 has all vectors in their order, then the dense values. An embedding is sliced only if its
+    vectors are not adjacent in x0.
     """
     parts: dict[int, str] = {}  # names of tensors by the index of their first vector
     for each in embeddings:
@@ -163,7 +163,7 @@ def compiled_model(hugectr: Any, blueprint: Blueprint) -> Any:
         _reader(hugectr, blueprint),
         _optimizer(hugectr, blueprint.settings),
     )
-    # A list slot has at most as many keys as columns. Every other slot has exactly one key.
+    # A list slot has at most one key for each of its columns. Every other slot has exactly one key.
     keys = [
         hugectr.DataReaderSparseParam(
             top_name=f"keys_{each.number}",
@@ -226,8 +226,8 @@ def _solver(hugectr: Any, blueprint: Blueprint) -> Any:
         # batch, and the missing rows are detected. Without the flag, HugeCTR would train on
         # leftovers of the previous batch in its buffers.
         drop_incomplete_batch=True,
-        # The search takes 7 to 28 seconds for each model. The result of the search has no effect on
-        # GPUs of NVIDIA's Ampere generation and later.
+        # HugeCTR's algorithm search takes 7 to 28 seconds for each model. The search has no effect
+        # on NVIDIA GPUs of the Ampere generation or later.
         use_algorithm_search=False,
     )
 

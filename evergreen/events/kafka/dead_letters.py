@@ -26,7 +26,7 @@ from evergreen.runtime.errors import TemporaryError
 
 _MAX_REASON_BYTES = 4096
 _MAX_KEY_BYTES = 1024
-"""Maximum number of bytes of the key of a truncated dead letter. See `KafkaDeadLetters.keep`."""
+"""Maximum size of a truncated dead letter's key, in bytes. See `KafkaDeadLetters.keep`."""
 _REASON, _TIME = "reason", "time"
 _BATCH = 500
 

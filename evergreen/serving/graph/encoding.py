@@ -294,8 +294,8 @@ def _look_up(parts: Parts, wanted: str, table: "HashTable", *, width: int) -> st
     The output is the value that the table stores for each key. If the table lacks a key, the output
     is the value of cell 0.
 
-    GatherElements needs flat indices, but for single numbers it takes only a seventh of the time of
-    Gather.
+    The nodes use GatherElements instead of Gather. For look-ups of single numbers, GatherElements
+    takes only a seventh of the time. GatherElements needs flat indices.
     """
     cell_keys, cell_values = (
         parts.table("cell_keys", table.keys),

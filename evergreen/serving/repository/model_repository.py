@@ -7,7 +7,7 @@ version is first staged under another model's name (`shop_candidate`), where ser
 a rehearsal. The staged version is compared with its source byte by byte, and moved to its final
 folder, which no server reads yet. **The version is published by one atomic write of config.pbtxt**,
 which names the version. A server that starts during a release therefore loads the last published
-version. No configuration names an interrupted copy. The number of an interrupted copy is not
+version. If a copy is interrupted, no configuration contains its version number. This number is not
 reused, and the next deployment removes the copy. Recommenders in the same repository share no
 files.
 
