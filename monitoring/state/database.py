@@ -82,9 +82,9 @@ CREATE TABLE documents (name TEXT PRIMARY KEY, content TEXT NOT NULL);
   `matured_to` have matured. `waiting_from` is the time of the first open prediction, and `newest`
   is the time of the newest open prediction. `unarchived` counts the predictions that are in no
   sealed file, and `needed` counts the predictions that are still needed.
-- `matured`: each database row is a part, which is a group of matured requests. Requests are numbered
-  in the order in which they mature. `last` is the number of the part's last request. `versions` is
-  the number of rows of each model version.
+- `matured`: each database row is a part, which is a group of matured requests. Requests are
+  numbered in the order in which they mature. `last` is the number of the part's last request.
+  `versions` is the number of rows of each model version.
 - `clicks`: `number` is the number of the prediction, or NULL while it is unknown.
 """
 
