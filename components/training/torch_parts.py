@@ -304,7 +304,11 @@ def made_ahead(source: Iterator[Item], depth: int) -> Generator[Item, None, None
     """Yield the items of `source` in order, while a thread prepares up to `depth` further items.
 
     Closing this iterator ends the thread. An error in `source` is raised here in place of the item.
+    If `depth` is 0, there is no thread, and each item is prepared when the item is due.
     """
+    if depth == 0:
+        yield from source
+        return
     pool = ThreadPoolExecutor(1, "prefetch")
     try:
         made = deque(pool.submit(next, source, None) for _ in range(depth))

@@ -90,15 +90,28 @@ def test_row_number_outside_rows_is_refused(rows, wrong):
         assemble(rows, np.array([0, wrong]), [])
 
 
-def test_error_of_source_comes_after_earlier_items():
+@pytest.mark.parametrize("depth", [0, 2])
+def test_error_of_source_comes_after_earlier_items(depth):
     def source():
         yield 1
         raise KeyError("lost")
 
-    items = made_ahead(source(), 2)
+    items = made_ahead(source(), depth)
     assert next(items) == 1
     with raises(KeyError, "lost"):
         next(items)
+
+
+def test_depth_of_zero_prepares_each_item_when_due_without_thread():
+    made, before = [], threading.active_count()
+
+    def source():
+        for number in range(3):
+            made.append(number)
+            yield number
+
+    for item in made_ahead(source(), 0):
+        assert (made, threading.active_count()) == ([*range(item + 1)], before)
 
 
 def test_no_thread_is_left_when_items_are_no_longer_wanted():
