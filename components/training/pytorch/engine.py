@@ -70,7 +70,7 @@ logger = logging.getLogger(__name__)
 
 _BATCHES_AHEAD = {"cpu": 0, "cuda": 3}
 """Number of batches that a thread assembles ahead of the training. On a CPU, both threads would run
-torch's operations on all cores, and training would take 1.1 to 1.3 times as long."""
+torch's operations on all cores. On two cores, training would take 1.2 to 1.4 times as long."""
 _MIN_GPU_BATCH = 16_384
 """With fewer rows per step, a GPU mostly waits for its kernels to be started. With 2,048 rows per
 step, the calculated maximum is about 1.4 million rows/s on any GPU."""
