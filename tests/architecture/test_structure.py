@@ -172,16 +172,12 @@ def test_no_test_module_imports_another():
     ("folder", "forbidden"), [("benchmarks", {"tests"}), ("testing", {"tests", "benchmarks"})]
 )
 def test_benchmarks_and_shared_helpers_do_not_import_tests(folder, forbidden):
-    found = []
-    for path in sorted((REPOSITORY / folder).rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
-            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-            found += [
-                f"{source_id(path)}:{node.lineno} imports {name}"
-                for name in names
-                if name.partition(".")[0] in forbidden
-            ]
+    found = [
+        f"{source_id(path)} imports {name}"
+        for path in sorted((REPOSITORY / folder).rglob("*.py"))
+        for name in imports_of(ast.parse(path.read_text()))
+        if name.partition(".")[0] in forbidden
+    ]
     assert found == []
 
 
